@@ -1,0 +1,1 @@
+"""What a study means: measures, laws, figures, report."""

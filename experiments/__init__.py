@@ -1,0 +1,1 @@
+"""What is studied: the `gridlaw` command and the study files."""

@@ -1,0 +1,1 @@
+"""How a study gets done: cells, plan, ledger, fleet, training job, record, tracking."""

@@ -1,0 +1,37 @@
+"""How a cell is trained: optimizer, schedule, batch. All of it changes the weights, so all of it is identity."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Recipe(BaseModel):
+    """Optimizer, schedule and batch of a study.
+
+    learning_rate: peak rate of the matrices inside layers (Muon), or of every parameter when optimizer is "adamw".
+    adam_learning_rate: peak rate of what Muon does not step (embeddings, head, gains); ignored by "adamw".
+    warmup_steps: linear warm-up. decay_fraction: share of the steps, at the end, of linear decay to 0
+    (warmup-stable-decay). batch_size: sequences a step over all workers. clip: global gradient norm, None for none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    optimizer: Literal["muon", "adamw"] = "muon"
+    learning_rate: float = Field(gt=0)
+    adam_learning_rate: float = Field(default=5e-3, gt=0)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=10, ge=0)
+    decay_fraction: float = Field(default=0.3, ge=0, le=1)
+    batch_size: int = Field(gt=0)
+    clip: float | None = Field(default=None, gt=0)
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def rate(self, step: int, steps: int) -> float:
+        """Factor on the peak learning rate at a 0-based step of `steps`: (0, 1], linear up, flat, linear down."""
+        up = (step + 1) / self.warmup_steps if self.warmup_steps else 1.0
+        decay_steps = round(self.decay_fraction * steps)
+        down = (steps - step) / decay_steps if decay_steps else 1.0
+        return min(1.0, up, down)

@@ -1,0 +1,54 @@
+"""What a worker is handed and what it hands back: plain data, picklable, complete."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from model.config import ModelConfig
+from orchestrator.data.stream import Data
+from orchestrator.measure import Measure
+from orchestrator.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Task:
+    """One job for one gang.
+
+    kind: "train" trains a cell from its last committed checkpoint (or from step 0) to `steps`, measuring on the way;
+    "measure" runs `measures` on the stored checkpoints of `folder`, training nothing.
+    folder: jobs/<id>. evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
+    micro_batch: sequences a worker puts through at once; None for all of its share. log_every: steps.
+    """
+
+    kind: Literal["train", "measure"]
+    job_id: str
+    cell_id: str
+    folder: Path
+    model: ModelConfig
+    data: Data
+    recipe: Recipe
+    seed: int
+    steps: int
+    measures: tuple[tuple[str, Measure], ...]  # (measurement identity, measure)
+    evaluate_at: tuple[int, ...]
+    checkpoint_at: tuple[int, ...]
+    workers: int = 1
+    zero_stage: int = 0
+    micro_batch: int | None = None
+    threads: int = 1
+    log_every: int = 10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended where it ended by itself.
+
+    "stopped" means asked to stop and checkpointed. busy_s: seconds spent in training steps and measures, this attempt.
+    """
+
+    state: Literal["finished", "diverged", "stopped"]
+    cause: str | None
+    tokens: int
+    busy_s: float
+    train_s: float
+    measure_s: float
