@@ -1,0 +1,52 @@
+"""Softmax attention with grouped queries: full, or over a sliding window."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import Layer, ModelConfig
+from model.kernels import attend
+from model.positions import rotate
+
+
+class Attention(nn.Module):
+    """One attention layer, [B, T, D] → [B, T, D]; `full` has no window, `swa` has one.
+
+    Keys are made in this order: projection, key shift, QK-norm, RoPE. The shift comes before RoPE so that the previous
+    token's key is read at the key's own position, and before the norm so that the norm bounds the shifted key too.
+    """
+
+    def __init__(self, config: ModelConfig, layer: Layer) -> None:
+        super().__init__()
+        d, width = config.d_model, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, width
+        self.window = layer.window
+        self.rope = layer.rope
+        self.eps = config.norm_eps
+        self.query = nn.Linear(d, self.heads * width, bias=False)
+        self.key = nn.Linear(d, self.kv_heads * width, bias=False)
+        self.value = nn.Linear(d, self.kv_heads * width, bias=False)
+        self.output = nn.Linear(self.heads * width, d, bias=False)
+        normed = config.qk_norm is not None
+        self.query_gain = nn.Parameter(torch.empty(self.heads)) if normed else None
+        self.key_gain = nn.Parameter(torch.empty(self.kv_heads)) if normed else None
+        self.key_shift = nn.Parameter(torch.empty(self.kv_heads)) if config.key_shift else None
+
+    def queries_and_keys(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, T, K] and keys [B, G, T, K] as they meet in the scores."""
+        query = self.query(x_BTD).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+        key = self.key(x_BTD).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
+        if self.key_shift is not None:
+            key = key + self.key_shift[:, None, None] * F.pad(key[:, :, :-1], (0, 0, 1, 0))
+        if self.query_gain is not None and self.key_gain is not None:
+            query = F.rms_norm(query, (self.head_dim,), None, self.eps) * self.query_gain[:, None, None]
+            key = F.rms_norm(key, (self.head_dim,), None, self.eps) * self.key_gain[:, None, None]
+        if self.rope:
+            query, key = rotate(query, *angles), rotate(key, *angles)
+        return query, key
+
+    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        query, key = self.queries_and_keys(x_BTD, angles)
+        value = self.value(x_BTD).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
+        mixed = attend(query, key, value, self.window)
+        return self.output(mixed.transpose(1, 2).flatten(2))
