@@ -1,5 +1,36 @@
-"""The one error a user can mend."""
+"""The one error a user can mend, and how a specification's error becomes one line."""
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 
 class InputError(ValueError):
     """The input is wrong: one line naming the field, the value and the remedy. The command prints it and exits 2."""
+
+
+def one_line(error: ValidationError) -> str:
+    """The first fault of a specification: `Recipe.learning_rate: 'fast' …; remedy`."""
+    fault = error.errors()[0]
+    where = ".".join([error.title, *map(str, fault["loc"])])
+    if fault["type"] == "extra_forbidden":
+        known = _fields(error.title)
+        close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(known)}"
+        return f"{where}: unknown field; {remedy}"
+    if fault["type"] == "missing":
+        return f"{where}: missing; give it a value"
+    if fault["type"] == "value_error":  # our own validators: the message is complete
+        return f"{where}: {fault['ctx']['error']}"
+    message = fault["msg"][0].lower() + fault["msg"][1:]
+    return f"{where}: {_shown(fault['input'])} is refused; {message}"
+
+
+def _fields(title: str) -> list[str]:
+    return [name for model in BaseModel.__subclasses__() if model.__name__ == title for name in model.model_fields]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

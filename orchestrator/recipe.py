@@ -14,7 +14,7 @@ class Recipe(BaseModel):
     (warmup-stable-decay). batch_size: sequences a step over all workers. clip: global gradient norm, None for none.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     optimizer: Literal["muon", "adamw"] = "muon"
     learning_rate: float = Field(gt=0)
@@ -30,7 +30,7 @@ class Recipe(BaseModel):
     precision: Literal["float32", "bfloat16"] = "float32"
 
     def rate(self, step: int, steps: int) -> float:
-        """Factor on the peak learning rate at a 0-based step of `steps`: (0, 1], linear up, flat, linear down."""
+        """Factor on the peak learning rate at a 0-based step of `steps`: in (0, 1]; linear up, flat, linear down."""
         up = (step + 1) / self.warmup_steps if self.warmup_steps else 1.0
         decay_steps = round(self.decay_fraction * steps)
         down = (steps - step) / decay_steps if decay_steps else 1.0

@@ -1,0 +1,46 @@
+"""What makes two cells the same: a hash of all that changes the weights, and nothing else."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from model.config import ModelConfig
+from orchestrator.data.stream import Data
+from orchestrator.recipe import Recipe
+
+# Raise by hand whenever the same document would train to other weights: initialisation, loss, optimizer, data rules.
+SEMANTICS = 1
+
+
+def document(model: ModelConfig, data: Data, recipe: Recipe, steps: int, seed: int) -> dict[str, Any]:
+    """The identity document of a cell, as JSON types. Names, measures, machine and paths are not in it."""
+    return json.loads(
+        json.dumps(
+            {
+                "semantics": SEMANTICS,
+                "model": asdict(model),
+                "data": {"source": type(data).__name__, **data.identity()},
+                "recipe": recipe.model_dump(mode="json"),
+                "steps": steps,
+                "seed": seed,
+            }
+        )
+    )
+
+
+def digest(document: dict[str, Any]) -> str:
+    """12 hexadecimal digits of SHA-256 over the document with sorted keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
+    """The fields in which two documents differ: `recipe.learning_rate: 0.02 -> 0.01`."""
+    found = []
+    for key in sorted({*old, *new}):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += differences(before, after, f"{path}{key}.")
+        elif before != after:
+            found.append(f"{path}{key}: {json.dumps(before)} -> {json.dumps(after)}")
+    return found

@@ -1,0 +1,252 @@
+"""What would run, and what it costs: the graph of jobs, known before anything starts."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from model import cost
+from orchestrator import identity, record
+from orchestrator.cells import Cell, expand
+from orchestrator.study import Study
+from orchestrator.training.task import Task
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Ray schedules. after: ids of jobs that must have finished. memory_bytes: of one worker.
+
+    flops: training FLOPs, or forward FLOPs of a measurement where known. seconds: from the cells of the same arm and
+    size that this root has trained; None where there are none. A "measure" job runs in the folder of its cell.
+    """
+
+    id: str
+    kind: Literal["train", "measure"]
+    cell_id: str
+    after: tuple[str, ...]
+    workers: int
+    tokens: int
+    flops: float
+    memory_bytes: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the ledger says of a job. busy_s: seconds of training and measuring, of all attempts."""
+
+    state: str
+    busy_s: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """jobs: those still to run. changed: cell id → fields that differ from the nearest cell trained before."""
+
+    study: Study
+    folder: Path
+    cells: tuple[Cell, ...]
+    jobs: tuple[Job, ...]
+    disk_bytes: float
+    slots: int
+    changed: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> int:
+        """Cells that are not finished and will be run."""
+        return len({job.cell_id for job in self.jobs if job.kind == "train"})
+
+    def totals(self) -> dict[str, Any]:
+        """Sums over the jobs still to run. device_hours and the makespan's bound are None until a rate is known."""
+        seconds = [job.seconds for job in self.jobs]
+        known = [s for s in seconds if s is not None]
+        work = sum(s * job.workers for s, job in zip(known, self.jobs, strict=True)) if None not in seconds else None
+        return {
+            "tokens": sum(job.tokens for job in self.jobs),
+            "tokens_if_separate": sum(job.tokens for job in self.jobs),
+            "flops": sum(job.flops for job in self.jobs),
+            "device_hours": None if work is None else work / 3600,
+            "price": None,
+            "disk_bytes": self.disk_bytes,
+            "makespan_lower_bound_s": None if work is None else max([work / self.slots, *known]),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `gridlaw plan --json`."""
+        jobs = [
+            {
+                "id": job.id,
+                "kind": job.kind,
+                "cell": job.cell_id,
+                "after": list(job.after),
+                "workers": job.workers,
+                "tokens": job.tokens,
+                "flops": job.flops,
+                "memory_bytes": job.memory_bytes,
+                "seconds": job.seconds,
+            }
+            for job in self.jobs
+        ]
+        return {
+            "study": self.study.name,
+            "cells": [_row(cell) for cell in self.cells],
+            "jobs": jobs,
+            "totals": self.totals(),
+            "missing": self.missing,
+            "changed": self.changed,
+        }
+
+    def study_document(self, source: Path) -> dict[str, Any]:
+        """study.json: the resolved study, enough to read its results without the study file."""
+        question = self.study.question
+        chance = min(data.chance for data in self.study.data.values())
+        return {
+            "name": self.study.name,
+            "source": str(source),
+            "question": None if question is None else {**question.model_dump(), "chance": chance},
+            "notes": list(self.study.notes),
+            "arms": [arm.model_dump() for arm in self.study.arms],
+            "sizes": [size.model_dump() for size in self.study.sizes],
+            "recipe": self.study.recipe.model_dump(mode="json"),
+            "measures": [{"name": m.name, "identity": measurement_id(m)} for m in self.study.measures],
+            "cells": [
+                {
+                    **_row(cell),
+                    "job_id": cell.id,
+                    "windows": sorted({layer.window for layer in cell.model.layers if layer.window}),
+                    "full_layers": [i for i, layer in enumerate(cell.model.layers) if layer.mixer == "full"],
+                    "identity": cell.document,
+                }
+                for cell in self.cells
+            ],
+        }
+
+    def task(self, job: Job) -> Task:
+        """The order a gang gets for a job."""
+        cell = next(cell for cell in self.cells if cell.id == job.cell_id)
+        data = self.study.data[cell.data]
+        machine = self.study.machine
+        evaluate_at, checkpoint_at = self.study.evaluations.steps(
+            cell.steps, self.study.recipe.batch_size * data.context
+        )
+        return Task(
+            kind=job.kind,
+            job_id=job.id,
+            cell_id=cell.id,
+            folder=self.folder / "jobs" / cell.id,
+            model=cell.model,
+            data=data,
+            recipe=self.study.recipe,
+            seed=cell.seed,
+            steps=cell.steps,
+            measures=tuple((measurement_id(measure), measure) for measure in self.study.measures),
+            evaluate_at=evaluate_at,
+            checkpoint_at=checkpoint_at,
+            workers=job.workers,
+            zero_stage=machine.zero_stage,
+            micro_batch=machine.micro_batch,
+            threads=machine.threads,
+            log_every=machine.log_every,
+        )
+
+
+def measurement_id(measure: Any) -> str:
+    """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
+    return identity.digest({"measure": measure.name, **json.loads(json.dumps(measure.identity()))})
+
+
+def make(
+    study: Study,
+    folder: Path,
+    known: Mapping[str, Known],
+    earlier: Mapping[str, dict[str, Any]] | None = None,
+    slots: int = 1,
+) -> Plan:
+    """The jobs a study still needs.
+
+    folder: STUDY_ROOT/NAME. known: job id → what the ledger says. earlier: cell id → what `ledger_row` wrote of the
+    cells seen before, to explain new identities. slots: devices that work at once. Raises InputError.
+    """
+    cells = expand(study)
+    earlier = earlier or {}
+    jobs, changed = [], {}
+    for cell in cells:
+        state = known.get(cell.id)
+        if state is None and earlier:
+            changed[cell.id] = _nearest_change(cell, earlier)
+        if state is None or state.state not in ("finished", "diverged"):
+            jobs.append(_train_job(study, cell, cells, known))
+        elif state.state == "finished":
+            jobs += _measure_job(study, folder, cell, known)
+    disk = sum(_disk_bytes(study, cell) for cell in cells if cell.id not in known or known[cell.id].state != "finished")
+    return Plan(study, folder, cells, tuple(jobs), disk, slots, {cell: why for cell, why in changed.items() if why})
+
+
+def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> Job:
+    context, machine = study.data[cell.data].context, study.machine
+    micro_batch = machine.micro_batch or study.recipe.batch_size // machine.workers
+    return Job(
+        id=cell.id,
+        kind="train",
+        cell_id=cell.id,
+        after=(),
+        workers=machine.workers,
+        tokens=cell.budget_tokens,
+        flops=cost.training_flops_per_token(cell.model, context) * cell.budget_tokens,
+        memory_bytes=cost.memory_bytes(
+            cell.model, micro_batch * context, study.recipe.optimizer, machine.zero_stage, machine.workers
+        ),
+        seconds=_seconds(cell, cells, known),
+    )
+
+
+def _seconds(cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> float | None:
+    alike = [
+        known[other.id]
+        for other in cells
+        if (other.arm, other.size) == (cell.arm, cell.size)
+        and other.id in known
+        and known[other.id].state == "finished"
+    ]
+    busy, tokens = sum(k.busy_s for k in alike), sum(k.tokens for k in alike)
+    return cell.budget_tokens * busy / tokens if tokens else None
+
+
+def _measure_job(study: Study, folder: Path, cell: Cell, known: Mapping[str, Known]) -> list[Job]:
+    wanted = {measurement_id(measure) for measure in study.measures}
+    absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
+    if not absent:
+        return []
+    job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
+    if job_id in known and known[job_id].state == "finished":
+        return []
+    return [Job(job_id, "measure", cell.id, (), 1, 0, 0.0, 4.0 * cell.params, None)]
+
+
+def _disk_bytes(study: Study, cell: Cell) -> float:
+    """Weights of every kept checkpoint, optimizer state of the newest, and about 200 bytes a recorded number."""
+    evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, cell.budget_tokens // cell.steps)
+    lines = cell.steps / study.machine.log_every * 3 + len(evaluate_at) * 20 * len(study.measures)
+    return 4.0 * cell.params * (len(checkpoint_at) + 3) + 200 * lines
+
+
+def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The shortest list of differing fields over earlier cells of the same arm, size, data condition and seed."""
+    place = ("arm", "size", "data", "seed")
+    alike = [old for old in earlier.values() if all(old[key] == getattr(cell, key) for key in place)]
+    return min((identity.differences(old["document"], cell.document) for old in alike), key=len, default=[])
+
+
+def ledger_row(cell: Cell) -> dict[str, Any]:
+    """What the ledger keeps of a cell, for `make(earlier=…)`."""
+    return {**_row(cell), "document": cell.document}
+
+
+def _row(cell: Cell) -> dict[str, Any]:
+    row = asdict(cell)
+    return {
+        key: row[key]
+        for key in ("id", "arm", "size", "data", "budget_tokens", "seed", "params", "non_embedding_params")
+    }

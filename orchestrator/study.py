@@ -1,0 +1,272 @@
+"""A study: a named grid of arms, sizes, budgets, data conditions and seeds, written as a short Python file."""
+
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
+
+from model.config import ModelConfig, parse_pattern
+from orchestrator.errors import InputError, one_line
+from orchestrator.recipe import Recipe
+
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+Name = Annotated[str, Field(pattern=NAME, max_length=80)]
+
+
+class Arm(BaseModel):
+    """One architecture. pattern: mixer words repeated over the layers ("swa-8 full"); positions: which layers rotate."""
+
+    model_config = STRICT
+
+    name: Name
+    pattern: str
+    positions: Literal["rope", "nope", "nope-full"] = "rope"
+
+
+class Size(BaseModel):
+    """A model shape. d_ff is the hidden width of the MLP; head_dim the width of keys and values."""
+
+    model_config = STRICT
+
+    name: Name
+    d_model: int = Field(gt=0)
+    n_layers: int = Field(gt=0)
+    n_heads: int = Field(gt=0)
+    n_kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    d_ff: int = Field(gt=0)
+
+
+class Backbone(BaseModel):
+    """What all arms share around their mixers; the fields are those of `model.config.ModelConfig`."""
+
+    model_config = STRICT
+
+    mlp: Literal["swiglu", "relu2"] = "swiglu"
+    norm_gain: bool = True
+    qk_norm: float | None = None
+    key_shift: bool = False
+    tied_embeddings: bool = False
+    rope_base: float = Field(default=1e4, gt=1)
+
+
+class Evaluations(BaseModel):
+    """When measures run and weights are kept.
+
+    every_tokens: distance of evaluations, rounded to whole steps; None for a sixteenth of the budget.
+    checkpoints: how many evaluations, log-spaced in tokens, also keep their weights; the last always does.
+    """
+
+    model_config = STRICT
+
+    every_tokens: int | None = Field(default=None, gt=0)
+    checkpoints: int = Field(default=6, gt=0)
+
+    def steps(self, steps: int, tokens_per_step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(evaluate_at, checkpoint_at): ascending steps completed, both ending with `steps`."""
+        every = max(1, round((self.every_tokens or steps * tokens_per_step / 16) / tokens_per_step))
+        evaluate = sorted({*range(every, steps + 1, every), steps})
+        ratio = steps / evaluate[0]
+        wanted = [steps / ratio ** (i / max(1, self.checkpoints - 1)) for i in range(self.checkpoints)]
+        checkpoint = {min(evaluate, key=lambda step: abs(step - want)) for want in wanted}
+        return tuple(evaluate), tuple(sorted(checkpoint))
+
+
+class Machine(BaseModel):
+    """How jobs are run; nothing here changes what is learnt, so nothing here is identity.
+
+    workers: processes that train one job together. zero_stage: DeepSpeed ZeRO. micro_batch: sequences a worker puts
+    through at once, None for its whole share. threads: of one worker.
+    """
+
+    model_config = STRICT
+
+    workers: int = Field(default=1, gt=0)
+    zero_stage: Literal[0, 1, 2] = 0
+    micro_batch: int | None = Field(default=None, gt=0)
+    threads: int = Field(default=1, gt=0)
+    log_every: int = Field(default=10, gt=0)
+
+
+class Question(BaseModel):
+    """What the analysis asks. capability: a metric in [0, 1]; reference: the arm the others are compared with;
+    margin: difference of ceilings that counts as the same, in the capability's own unit."""
+
+    model_config = STRICT
+
+    capability: str
+    reference: str
+    margin: float = Field(default=0.05, gt=0)
+
+
+class Study(BaseModel):
+    """A grid of cells: data conditions x arms x sizes x budgets x seeds.
+
+    budgets: training tokens, absolute (1_843_200) or in multiples of non-embedding parameters ("100N").
+    data: one source, or named conditions {"near": …, "far": …}. measures: objects of `analysis.measures`.
+    notes: choices a reader of the report must know.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    name: Name
+    arms: tuple[Arm, ...]
+    sizes: tuple[Size, ...]
+    budgets: tuple[StrictInt | str, ...]
+    seeds: tuple[StrictInt, ...]
+    data: dict[str, Any]
+    recipe: Recipe
+    backbone: Backbone = Backbone()
+    measures: tuple[Any, ...] = ()
+    evaluations: Evaluations = Evaluations()
+    machine: Machine = Machine()
+    question: Question | None = None
+    notes: tuple[str, ...] = ()
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _name_the_data(cls, data: Any) -> Any:
+        conditions = data if isinstance(data, dict) else {"default": data}
+        for name, source in conditions.items():
+            if not isinstance(name, str) or not re.match(NAME, name):
+                raise ValueError(f"{name!r} is no name; use letters, digits and . _ + -")
+            if not all(hasattr(source, part) for part in ("batch", "held_out", "facts", "identity", "check")):
+                raise ValueError(f"{source!r} is no data source; use one of orchestrator.data")
+        return conditions
+
+    @field_validator("arms", "sizes", "budgets", "seeds", "data")
+    @classmethod
+    def _not_empty(cls, values: Any) -> Any:
+        if not values:
+            raise ValueError("empty, so the study has no cell; give at least one")
+        return values
+
+    @field_validator("measures")
+    @classmethod
+    def _are_measures(cls, measures: tuple[Any, ...]) -> tuple[Any, ...]:
+        for measure in measures:
+            if isinstance(measure, type) or not (callable(measure) and hasattr(measure, "identity")):
+                raise ValueError(f"{measure!r} is no measure; hand over an object of analysis.measures")
+        _refuse_repeats("measure", [measure.name for measure in measures])
+        return measures
+
+    @field_validator("budgets")
+    @classmethod
+    def _are_budgets(cls, budgets: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        for budget in budgets:
+            if isinstance(budget, str) and not re.fullmatch(r"\d+(\.\d+)?N", budget):
+                raise ValueError(f'{budget!r} is no budget; give tokens (1_843_200) or a multiple of N ("100N")')
+        _refuse_repeats("budget", [str(budget) for budget in budgets])
+        return budgets
+
+    @field_validator("seeds")
+    @classmethod
+    def _are_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        for seed in seeds:
+            if not 0 <= seed < 2**31:
+                raise ValueError(f"{seed} is no seed; give whole numbers from 0 to 2147483647")
+        _refuse_repeats("seed", [str(seed) for seed in seeds])
+        return seeds
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Study":
+        _refuse_repeats("arm", [arm.name for arm in self.arms])
+        _refuse_repeats("size", [size.name for size in self.sizes])
+        alike = Counter((" ".join(arm.pattern.split()), arm.positions) for arm in self.arms)
+        for arm in self.arms:
+            if alike[" ".join(arm.pattern.split()), arm.positions] > 1:
+                raise ValueError(f"arms: {arm.name!r} has the pattern and positions of another arm; drop one")
+            for size in self.sizes:
+                for source in self.data.values():
+                    try:
+                        self.model_of(arm, size, source)
+                    except ValueError as error:
+                        raise ValueError(f"arm {arm.name!r}, size {size.name!r}: {error}") from None
+        if self.question and self.question.reference not in {arm.name for arm in self.arms}:
+            names = ", ".join(arm.name for arm in self.arms)
+            raise ValueError(f"question.reference: {self.question.reference!r} is no arm; arms: {names}")
+        share, rest = divmod(self.recipe.batch_size, self.machine.workers)
+        if rest:
+            raise ValueError(
+                f"machine.workers: {self.machine.workers} does not divide batch_size {self.recipe.batch_size}; "
+                f"choose a divisor of it"
+            )
+        if self.machine.micro_batch and share % self.machine.micro_batch:
+            raise ValueError(
+                f"machine.micro_batch: {self.machine.micro_batch} does not divide a worker's {share} sequences a step; "
+                f"choose a divisor of it"
+            )
+        return self
+
+    def model_of(self, arm: Arm, size: Size, data: Any) -> ModelConfig:
+        """The decoder of one arm at one size on one data source."""
+        return ModelConfig(
+            vocab_size=data.vocab_size,
+            context=data.context,
+            layers=parse_pattern(arm.pattern, size.n_layers, arm.positions),
+            **size.model_dump(exclude={"name", "n_layers"}),
+            **self.backbone.model_dump(),
+        )
+
+
+# The paper's sizes (arXiv 2606.15378): d_ff = 2.5 d, head width 64, two key-value heads. S5's shape is inferred.
+PAPER_SIZES = {
+    name: Size(name=name, d_model=d, n_layers=layers, n_heads=d // 64, n_kv_heads=2, head_dim=64, d_ff=5 * d // 2)
+    for name, d, layers in (("S1", 384, 10), ("S2", 512, 12), ("S3", 640, 16), ("S4", 768, 18), ("S5", 1280, 30))
+}
+
+
+def load(path: Path) -> Study:
+    """Runs a study file and returns its `study`. Raises InputError, naming file and line where the file is at fault.
+
+    The file's folder goes to the end of the import path: helper modules beside it can be imported, and none of them
+    (a `model.py`, an `analysis/`) can shadow gridlaw's own rooms, which are imported before.
+    """
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise InputError(f"study: {path} does not exist; give a study file or the name of a study under the root")
+    for room in ("model", "orchestrator", "analysis", "experiments"):
+        importlib.import_module(room)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    name = f"gridlaw_study_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"study: {path.name} is no Python file; give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # by-value pickling of the file's own classes looks the module up here
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        file = Path(error.filename or path).name
+        raise InputError(f"{file}:{error.lineno}: {error.msg}; mend the Python syntax there") from None
+    except ValidationError as error:
+        raise InputError(f"{_place(error, path)}: {one_line(error)}") from None
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else "no message"
+        raise InputError(f"{_place(error, path)}: {type(error).__name__}: {reason}") from None
+    study = getattr(module, "study", None)
+    if not isinstance(study, Study):
+        raise InputError(f"{path.name}: defines no `study`; end the file with study = Study(...)")
+    for source in study.data.values():
+        source.check()
+    return study
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """file:line of the deepest frame in the study's own folder."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent == path.parent]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else path.name
+
+
+def _refuse_repeats(what: str, values: list[str]) -> None:
+    for value, count in Counter(values).items():
+        if count > 1:
+            raise ValueError(f"{what} {value!r} is given {count} times; give each {what} once")
