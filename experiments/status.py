@@ -1,0 +1,168 @@
+"""Where a study stands: read from its ledger and records, beside a running driver or without one."""
+
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from experiments import show
+from orchestrator.ledger import STATES, JobRow, Ledger, timing
+
+Document = dict[str, Any]
+
+
+def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
+    """The document of `gridlaw status --json`.
+
+    cells: rows of study.json or of a plan, with `id` the id of the cell's training job too. A cell the ledger does not
+    know is pending. tokens_per_second: of running cells and their sum. seconds_left: from the pace of each arm so far,
+    spread over the slots; None while no cell has a pace.
+    """
+    jobs: dict[str, JobRow] = {}
+    used: dict[str, float | None] = {}
+    slots = 1
+    ledger_file = folder / "ledger.db"
+    if ledger_file.exists():
+        with Ledger.read(ledger_file) as ledger:
+            jobs = ledger.snapshot()
+            used = timing(ledger)
+            sessions = ledger.query("SELECT slots FROM sessions ORDER BY id DESC LIMIT 1")
+            slots = sessions[0]["slots"] if sessions else 1
+    paces = {cell["id"]: _tokens_per_second(folder, cell["id"]) for cell in cells if _state(jobs, cell) == "running"}
+    rows = [_row(cell, jobs.get(cell["id"]), paces.get(cell["id"])) for cell in cells]
+    seconds = _seconds_left(rows, jobs, slots)
+    found = Counter(row["state"] for row in rows)
+    return {
+        "study": name,
+        "cells": rows,
+        "counts": {state: found[state] for state in STATES if found[state]},
+        **{key: used.get(key) or 0.0 for key in ("makespan_s", "busy_core_s", "lower_bound_s", "overhead_s_per_job")},
+        "tokens_per_second": sum(pace for pace in paces.values() if pace),
+        "seconds_left": seconds,
+    }
+
+
+def _state(jobs: dict[str, JobRow], cell: Document) -> str:
+    return jobs[cell["id"]].state if cell["id"] in jobs else "pending"
+
+
+def _row(cell: Document, job: JobRow | None, pace: float | None) -> Document:
+    return {
+        **{key: cell[key] for key in ("id", "arm", "size", "data", "budget_tokens", "seed")},
+        "state": job.state if job else "pending",
+        "attempts": job.attempts if job else 0,
+        "cause": job.cause if job else None,
+        "tokens_done": job.tokens_done if job else 0,
+        "tokens_per_second": pace,
+    }
+
+
+def _tokens_per_second(folder: Path, job_id: str) -> float | None:
+    """Of the newest training line in a job's record; reads its last 8 KiB only."""
+    record = folder / "jobs" / job_id / "record.jsonl"
+    try:
+        with record.open("rb") as file:
+            file.seek(max(0, record.stat().st_size - 8192))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines[:-1]):  # what follows the last newline is still being written
+        try:
+            pace = json.loads(line).get("metrics", {}).get("train/tokens_per_second")
+        except ValueError:
+            continue
+        if pace is not None:
+            return float(pace)
+    return None
+
+
+def _seconds_left(rows: list[Document], jobs: dict[str, JobRow], slots: int) -> float | None:
+    """Also sets `seconds_left` of each running row."""
+    work: dict[tuple[str, str], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for row in rows:
+        job = jobs.get(row["id"])
+        if job and job.state == "finished" and job.busy_s:
+            tokens, busy = work[row["arm"], row["size"]]
+            work[row["arm"], row["size"]] = (tokens + job.tokens_done, busy + job.busy_s)
+    paces = {key: tokens / busy for key, (tokens, busy) in work.items()}
+    for row in rows:
+        if row["tokens_per_second"]:
+            paces.setdefault((row["arm"], row["size"]), row["tokens_per_second"])
+    if not paces:
+        return None
+    usual = sum(paces.values()) / len(paces)
+    left = []
+    for row in rows:
+        if row["state"] in ("pending", "running", "blocked"):
+            seconds = (row["budget_tokens"] - row["tokens_done"]) / paces.get((row["arm"], row["size"]), usual)
+            left.append((seconds, jobs[row["id"]].workers if row["id"] in jobs else 1))
+            if row["state"] == "running":
+                row["seconds_left"] = seconds
+    return max(sum(s * workers for s, workers in left) / slots, *(s for s, _ in left)) if left else 0.0
+
+
+@contextmanager
+def following(look: Callable[[], Document], console: Console, every_s: float = 1.0) -> Iterator[None]:
+    """Shows a study under way while the body runs: a live table on a terminal, else a line for each change."""
+    if console.is_terminal:
+
+        def table() -> RenderableType:
+            return show.status(look(), console.width, console.height)
+
+        with Live(get_renderable=table, console=console, refresh_per_second=1 / every_s, vertical_overflow="crop"):
+            yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_print_changes, args=(look, console, over, every_s), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=5)
+
+
+def watch(look: Callable[[], Document], console: Console, every_s: float = 1.0) -> None:
+    """Shows a study until nothing of it is running or waiting, or the user has seen enough (Ctrl-C)."""
+    with following(look, console, every_s):
+        try:
+            while not is_over(look()):
+                time.sleep(every_s)
+        except KeyboardInterrupt:
+            pass
+
+
+def is_over(document: Document) -> bool:
+    """Whether no cell is running or waiting."""
+    return not any(document["counts"].get(state) for state in ("running", "pending", "blocked"))
+
+
+def _print_changes(look: Callable[[], Document], console: Console, over: threading.Event, every_s: float) -> None:
+    seen: dict[str, str] | None = None
+    while True:
+        last = over.wait(every_s) if seen is not None else over.is_set()
+        document = look()
+        states = {row["id"]: row["state"] for row in document["cells"]}
+        changed = [row for row in document["cells"] if seen is not None and row["state"] != seen.get(row["id"])]
+        for row in changed:
+            console.print(Text(_line(row, document)), soft_wrap=True)
+        seen = states
+        if last:
+            return
+
+
+def _line(row: Document, document: Document) -> str:
+    """`swa-8 tiny seed 0: finished (3/10, about 4 min 10 s left)`"""
+    over = sum(document["counts"].get(state, 0) for state in ("finished", "diverged", "failed"))
+    left = document["seconds_left"]
+    where = f"{over}/{len(document['cells'])}" + (f", about {show.duration(left)} left" if left else "")
+    cause = f": {row['cause']}" if row["cause"] else ""
+    return f"{row['arm']} {row['size']} {row['data']} seed {row['seed']}: {row['state']}{cause} ({where})"
