@@ -1,0 +1,137 @@
+"""Arm against reference: how many times the tokens, and whether both end level.
+
+A censored seed is neither dropped nor given a T50: it makes the ratio unknown, and the ratio is withheld.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.arm_emergence import NO_SEED, NO_SPREAD, ONE_SEED, Condition, Emergence, power, powers
+from analysis.laws.emergence import NEVER_EMERGED
+from analysis.laws.intervals import Interval, holm, welch
+
+
+@dataclass(frozen=True)
+class SpeedRatio:
+    """T50 of `arm` over T50 of `reference`, the ratio of geometric means over seeds.
+
+    ratio, ci, p: only where every finished seed of both has a T50 (Welch on log10 T50). p_holm: over the arms compared
+    with one reference. emerged_only, emerged_only_ci: the same over the seeds that have a T50, a description that
+    leaves the others out. crossing, crossing_ci: the ratio of the interpolated crossings, where every seed crossed.
+    at_least: where no seed of the arm emerged and every seed of the reference did: tokens seen over the reference's T50.
+    """
+
+    arm: str
+    reference: str
+    condition: Condition
+    ratio: float | None
+    ci: Interval | None
+    p: float | None
+    p_holm: float | None
+    emerged_only: float | None
+    emerged_only_ci: Interval | None
+    crossing: float | None
+    crossing_ci: Interval | None
+    at_least: float | None
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SameCeiling:
+    """Ceiling of `arm` minus ceiling of `reference`, over emerged seeds, all of which must have reached a plateau.
+
+    equivalent: two one-sided tests at 5% put the difference within the margin; None where they cannot be made.
+    """
+
+    arm: str
+    reference: str
+    condition: Condition
+    margin: float
+    difference: float | None
+    ci: Interval | None
+    p_equivalent: float | None
+    equivalent: bool | None
+    flags: tuple[str, ...]
+
+
+def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
+    """p_holm is left to `holm_adjusted`."""
+    a, b = _logs(arm, "t50_tokens"), _logs(reference, "t50_tokens")
+    c, d = _logs(arm, "crossing_tokens"), _logs(reference, "crossing_tokens")
+    flags = []
+    for row in (arm, reference):
+        n = len(row.seeds)
+        if not n:
+            flags.append(f"{row.arm}: {NO_SEED}")
+        elif row.censored:
+            flags.append(f"{row.arm}: {row.censored} of {n} seeds {NEVER_EMERGED}")
+        without = row.emerged - len(_logs(row, "t50_tokens"))
+        if without:
+            flags.append(f"{row.arm}: {without} of {row.emerged} emerged seeds without a T50")
+    some = welch(a, b) if a and b else None
+    crossing = welch(c, d) if c and d and not arm.censored and not reference.censored else None
+    whole = some if not flags else None
+    if some and some.ci is None:
+        flags.append(ONE_SEED if min(len(a), len(b)) == 1 else NO_SPREAD)
+    stuck = bool(arm.seeds) and not arm.emerged and len(b) == len(reference.seeds) > 0
+    at_least = min(seed.curve.last_tokens for seed in arm.seeds) / 10 ** np.mean(b) if stuck else None
+    return SpeedRatio(
+        arm=arm.arm,
+        reference=reference.arm,
+        condition=arm.condition,
+        ratio=power(whole.estimate) if whole else None,
+        ci=powers(whole.ci) if whole else None,
+        p=whole.p if whole else None,
+        p_holm=None,
+        emerged_only=power(some.estimate) if some else None,
+        emerged_only_ci=powers(some.ci) if some else None,
+        crossing=power(crossing.estimate) if crossing else None,
+        crossing_ci=powers(crossing.ci) if crossing else None,
+        at_least=None if at_least is None else float(at_least),
+        flags=tuple(flags),
+    )
+
+
+def holm_adjusted(ratios: Sequence[SpeedRatio]) -> tuple[SpeedRatio, ...]:
+    """Holm over the arms compared with one reference under one condition."""
+    adjusted: dict[int, float] = {}
+    for condition in dict.fromkeys(ratio.condition for ratio in ratios):
+        family = {i: r.p for i, r in enumerate(ratios) if r.condition == condition and r.p is not None}
+        adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
+    return tuple(replace(ratio, p_holm=adjusted.get(i)) for i, ratio in enumerate(ratios))
+
+
+def same_ceiling(arm: Emergence, reference: Emergence, margin: float) -> SameCeiling:
+    """margin: the largest difference that counts as the same, in the capability's unit."""
+    flags = []
+    for row in (arm, reference):
+        rising = sum(seed.curve.emerged and seed.curve.ceiling is None for seed in row.seeds)
+        if not row.emerged:
+            flags.append(f"{row.arm}: {'no seed emerged' if row.seeds else NO_SEED}")
+        elif rising:
+            flags.append(f"{row.arm}: {rising} of {row.emerged} emerged seeds without a plateau")
+    test = None
+    if not flags:
+        ceilings = [[seed.curve.ceiling for seed in row.seeds if seed.curve.ceiling] for row in (arm, reference)]
+        test = welch(ceilings[0], ceilings[1], margin=margin)
+        if test.ci is None:
+            flags.append(ONE_SEED if min(map(len, ceilings)) == 1 else NO_SPREAD)
+        flags += [f"{row.arm}: over the {row.emerged} seeds that emerged" for row in (arm, reference) if row.censored]
+    return SameCeiling(
+        arm=arm.arm,
+        reference=reference.arm,
+        condition=arm.condition,
+        margin=margin,
+        difference=test.estimate if test else None,
+        ci=test.ci if test else None,
+        p_equivalent=test.p_equivalent if test else None,
+        equivalent=test.p_equivalent < 0.05 if test and test.p_equivalent is not None else None,
+        flags=tuple(flags),
+    )
+
+
+def _logs(row: Emergence, what: str) -> list[float]:
+    values = (getattr(seed.curve, what) for seed in row.seeds)
+    return [float(np.log10(value)) for value in values if value is not None]

@@ -1,0 +1,128 @@
+"""What a study found: when each arm's capability emerges, how fast against the reference, and whether all end level.
+
+Finished cells are fitted. Failed, diverged and unfinished ones are counted, never fitted.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from analysis.arm_emergence import Condition, Emergence, Question, fit_arm
+from analysis.comparisons import SameCeiling, SpeedRatio, holm_adjusted, same_ceiling, speed_ratio
+from analysis.laws.emergence import emergence_level
+from analysis.results import Results, collect
+
+
+@dataclass(frozen=True)
+class StudyFit:
+    """Everything found. left_out: cells not in the fits: id, arm, size, data, seed, state, cause, tokens_done."""
+
+    study: str
+    question: Question | None
+    arms: tuple[str, ...]  # in study order
+    emergence: tuple[Emergence, ...]
+    speed_ratios: tuple[SpeedRatio, ...]
+    same_ceiling: tuple[SameCeiling, ...]
+    counts: dict[str, int]
+    left_out: tuple[dict[str, Any], ...]
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        return tuple(dict.fromkeys(row.condition for row in self.emergence))
+
+
+def fit_study(root: Path | str, name: str) -> StudyFit:
+    """Fits the study `name` under `root` as far as it is finished. Raises InputError where the study is unknown."""
+    return fit_results(collect(root, name))
+
+
+def fit_results(results: Results) -> StudyFit:
+    """The fit of tables already collected. A study without a question has no emergence."""
+    asked = results.study.get("question")
+    question = None
+    emergence: tuple[Emergence, ...] = ()
+    if asked:
+        chance = asked.get("chance")
+        question = Question(asked["capability"], chance, asked["reference"], asked["margin"], emergence_level(chance))
+        emergence = _emergence_rows(results, question)
+    pairs = [
+        (row, reference)
+        for row in emergence
+        for reference in emergence
+        if question and row.condition == reference.condition and row.arm != reference.arm == question.reference
+    ]
+    left_out = results.runs.filter(pl.col("state") != "finished")
+    return StudyFit(
+        study=results.study["name"],
+        question=question,
+        arms=results.arms,
+        emergence=emergence,
+        speed_ratios=holm_adjusted([speed_ratio(arm, reference) for arm, reference in pairs]),
+        same_ceiling=tuple(same_ceiling(arm, ref, question.margin) for arm, ref in pairs) if question else (),
+        counts=results.counts(),
+        left_out=tuple(
+            left_out.select("id", "arm", "size", "data", "seed", "state", "cause", "tokens_done").to_dicts()
+        ),
+    )
+
+
+def as_json(fit: StudyFit) -> dict[str, Any]:
+    """The document of `gridlaw fit --json`: JSON types alone, every number finite or null."""
+    question = fit.question
+    return {
+        "study": fit.study,
+        "question": None if question is None else asdict(question),
+        "emergence": [_emergence_json(row, question) for row in fit.emergence if question],
+        "speed_ratios": [_flat(row) for row in fit.speed_ratios],
+        "same_ceiling": [_flat(row) for row in fit.same_ceiling],
+        "scaling": [],
+        "counts": fit.counts,
+        "left_out": list(fit.left_out),
+    }
+
+
+def _emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
+    seeds = [
+        {
+            "cell": seed.id,
+            "seed": seed.seed,
+            "emerged": seed.curve.emerged,
+            "t50_tokens": seed.curve.t50_tokens,
+            "crossing_tokens": seed.curve.crossing_tokens,
+            "bracket": list(seed.curve.bracket),
+            "ceiling": seed.curve.ceiling,
+            "slope": seed.curve.slope,
+            "dispersion": seed.curve.dispersion,
+            "last_tokens": seed.curve.last_tokens,
+            "last_value": seed.curve.last_value,
+            "flags": list(seed.curve.flags),
+        }
+        for seed in row.seeds
+    ]
+    return _flat(row) | {
+        "capability": question.capability,
+        "seeds": len(row.seeds),
+        "censored": row.censored,
+        "by_seed": seeds,
+    }
+
+
+def _flat(row: Emergence | SpeedRatio | SameCeiling) -> dict[str, Any]:
+    """Fields of a row with its condition beside them, tuples as lists."""
+    fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(row).items()}
+    condition = fields.pop("condition")
+    return fields | {"data": condition.data, "size": condition.size}
+
+
+def _emergence_rows(results: Results, question: Question) -> tuple[Emergence, ...]:
+    values = results.metrics.filter((pl.col("metric") == question.capability) & pl.col("value").is_finite())
+    rows = []
+    for data, size in results.runs.select("data", "size").unique(maintain_order=True).iter_rows():
+        for arm in results.arms:
+            cells = results.runs.filter((pl.col("arm") == arm) & (pl.col("size") == size) & (pl.col("data") == data))
+            if cells.height:
+                largest = cells.filter(pl.col("budget_tokens") == pl.col("budget_tokens").max()).sort("seed")
+                rows.append(fit_arm(arm, Condition(data, size), largest, values, question))
+    return tuple(rows)

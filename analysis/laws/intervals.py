@@ -1,0 +1,72 @@
+"""How sure: intervals and tests over seeds. Every spread is between seeds, never between checkpoints of one run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of the first group minus mean of the second.
+
+    ci: Welch's t interval, None with fewer than two seeds in a group or with no spread in either. p: two-sided, of no
+    difference. p_equivalent: the larger of the two one-sided tests against the margin, None without a margin.
+    """
+
+    estimate: float
+    ci: Interval | None
+    p: float | None
+    p_equivalent: float | None = None
+
+
+def welch(a: Sequence[float], b: Sequence[float], confidence: float = 0.95, margin: float | None = None) -> Difference:
+    """Welch's comparison of two groups of seeds, with two one-sided tests of |difference| < margin.
+
+    Raises ValueError for an empty group or a margin that is not positive.
+    """
+    if not len(a) or not len(b):
+        raise ValueError("seeds: a group is empty; a difference needs one seed in each")
+    if margin is not None and not margin > 0:
+        raise ValueError(f"margin: {margin} is not positive; give the largest difference that counts as the same")
+    one, two = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    estimate = float(one.mean() - two.mean())
+    if min(len(one), len(two)) < 2 or (np.ptp(one) == 0 and np.ptp(two) == 0):
+        return Difference(estimate, None, None)
+    test = stats.ttest_ind(one, two, equal_var=False)
+    low, high = test.confidence_interval(confidence)
+    equivalent = None
+    if margin is not None:
+        above = stats.ttest_ind(one + margin, two, equal_var=False, alternative="greater").pvalue
+        below = stats.ttest_ind(one - margin, two, equal_var=False, alternative="less").pvalue
+        equivalent = float(max(above, below))
+    return Difference(estimate, (float(low), float(high)), float(test.pvalue), equivalent)
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+    """Student's t interval of a mean; None with fewer than two values or no spread."""
+    if len(values) < 2 or np.ptp(values) == 0:
+        return None
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(confidence)
+    return float(low), float(high)
+
+
+def share_interval(successes: int, n: int, confidence: float = 0.95) -> Interval | None:
+    """Exact (Clopper-Pearson) interval of a share; None of nothing. Raises ValueError for successes outside 0..n."""
+    if n == 0 and successes == 0:
+        return None
+    ci = stats.binomtest(successes, n).proportion_ci(confidence, method="exact")
+    return float(ci.low), float(ci.high)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment of p-values of one family, in the order given."""
+    adjusted = [0.0] * len(p)
+    running = 0.0
+    for rank, i in enumerate(sorted(range(len(p)), key=lambda j: p[j])):
+        running = max(running, min(1.0, (len(p) - rank) * p[i]))
+        adjusted[i] = running
+    return adjusted
