@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from orchestrator.data.draws import Space, generator, log_uniform
 from orchestrator.data.stream import FactSet
 
-_TRAINING, _HELD_OUT, _FACTS, _LANGUAGE = range(4)  # spaces of random numbers that never meet
 _BINS = 4096  # successor probabilities are multiples of 1/4096
 
 
@@ -71,11 +71,11 @@ class RecallLanguage(BaseModel):
 
     def batch(self, seed: int, step: int, rows: range) -> np.ndarray:
         """Rows of the training batch of a step: int64 [len(rows), T+1]."""
-        return self._documents(_TRAINING, seed, step, rows)
+        return self._documents("training", seed, step, rows)
 
     def held_out(self, documents: int) -> np.ndarray:
         """Documents like the training ones, from random numbers no seed trains on: int64 [documents, T+1]."""
-        return self._documents(_HELD_OUT, 0, 0, range(documents))
+        return self._documents("held out", 0, 0, range(documents))
 
     def facts(self, documents: int) -> FactSet:
         """Documents of filler with 12 facts (fewer below 192 tokens of context), each stated once and asked once.
@@ -86,7 +86,7 @@ class RecallLanguage(BaseModel):
         per_document = min(12, self.context // 16, self.keys)
         rows, answers = [], []
         for row in range(documents):
-            draw = np.random.Generator(_stream(_FACTS, 0, 0, row))
+            draw = generator("facts", 0, row=row)
             document = self._filler(draw.random((1, self.context + 2)))[0]
             offset = int(draw.integers(2))
             keys = self.fillers + draw.permutation(self.keys)[:per_document]
@@ -107,24 +107,24 @@ class RecallLanguage(BaseModel):
             length=np.ones_like(answer),
         )
 
-    def _documents(self, space: int, seed: int, step: int, rows: range) -> np.ndarray:
+    def _documents(self, space: Space, seed: int, step: int, rows: range) -> np.ndarray:
         """int64 [len(rows), T+1]. Row by row from one block of uniforms, so that a row does not depend on its batch."""
         length, most, slots = self.context + 1, self.facts_per_document[1], self.context // 2 + 1
         sizes = (length + 1, 3, self.keys, most, most, slots + most)
         uniforms = np.empty((len(rows), sum(sizes)))
         for u, row in zip(uniforms, rows, strict=True):
-            u[:] = np.random.Generator(_stream(space, seed, step, row)).random(u.size)
+            u[:] = generator(space, seed, step, row).random(u.size)
         fill, shape, key, value, first, gap = np.split(uniforms, np.cumsum(sizes)[:-1], axis=1)
 
         documents = self._filler(fill)
         offsets = (shape[:, 0] < 0.5).astype(np.int64)
         short = shape[:, 1:2] < 0.5
-        counts = _log_uniform(shape[:, 2], self.facts_per_document[0], most + 1).astype(np.int64)
+        counts = log_uniform(shape[:, 2], self.facts_per_document[0], most + 1).astype(np.int64)
         keys = self.fillers + np.argsort(key, axis=1)[:, :most]
         values = self.fillers + self.keys + (value * self.values).astype(np.int64)
         starts = (first * np.where(short, 0.9, 0.5) * ((length - offsets) // 2)[:, None]).astype(np.int64)
         low, high = np.where(short, 4, self.g_min), np.where(short, min(32, self.context - 4), self.context - 4)
-        gaps = (_log_uniform(gap, low, high) / 2).astype(np.int64)
+        gaps = (log_uniform(gap, low, high) / 2).astype(np.int64)
 
         for row in range(len(rows)):
             offset = int(offsets[row])
@@ -147,19 +147,10 @@ class RecallLanguage(BaseModel):
         return np.array(rows, dtype=np.int64).reshape(-1, self.context + 1)
 
 
-def _stream(space: int, seed: int, step: int, row: int) -> np.random.Philox:
-    """Random bits of one document: a counter-based generator reaches any step at once."""
-    return np.random.Philox(key=np.array([seed, space], np.uint64), counter=np.array([0, row, step, 0], np.uint64))
-
-
-def _log_uniform(uniform: np.ndarray, low: Any, high: Any) -> np.ndarray:
-    return low * (high / low) ** uniform
-
-
 @functools.cache
 def _markov(language: int, fillers: int, successors: int) -> list[list[int]]:
     """The chain as inverse cumulative distribution: the next state for each of 4096 equal parts of probability."""
-    draw = np.random.Generator(_stream(_LANGUAGE, language, 0, 0))
+    draw = generator("language", language)
     ranks = np.arange(1, fillers + 1)
     # u^(1/weight), the largest first: drawing without replacement with probability proportional to weight = 1/rank.
     chosen = np.argsort(-(draw.random((fillers, fillers)) ** ranks), axis=1)[:, :successors]
@@ -190,7 +181,7 @@ def _place_pairs(draw: np.random.Generator, pairs: int, slots: int, context: int
 
     def distance(near: bool) -> int:
         u = draw.random()
-        return int(_log_uniform(u, 4, context - 2) if near else 4 + u * (context - 6)) // 2
+        return int(log_uniform(u, 4, context - 2) if near else 4 + u * (context - 6)) // 2
 
     placed = []
     # The longest first: they have the fewest places, and losing them would bend the distribution.

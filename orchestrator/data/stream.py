@@ -25,7 +25,9 @@ class FactSet:
 
 
 class Data(Protocol):
-    """Sequences to train on and held-out ones to measure on."""
+    """Sequences to train on and held-out ones to measure on. Frozen and hashable: measures keep what they drew."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def vocab_size(self) -> int: ...

@@ -1,0 +1,40 @@
+"""Held-out documents for measures: made once a process, put through the model in pieces of one shape."""
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.lm import LanguageModel
+from orchestrator.data.stream import Data, FactSet
+
+_LOGITS = 2**26  # numbers in the logits of one piece: 256 MiB in float32
+_ROWS = 32
+
+
+@functools.lru_cache(maxsize=8)
+def facts(data: Data, documents: int) -> FactSet:
+    return data.facts(documents)
+
+
+@functools.lru_cache(maxsize=8)
+def held_out(data: Data, documents: int) -> np.ndarray:
+    return data.held_out(documents)
+
+
+def pieces(model: LanguageModel, tokens: np.ndarray, vocab_size: int) -> Iterator[tuple[range, Tensor]]:
+    """(rows, their tokens [B, T] on the model's device); tokens: int64 [documents, T].
+
+    B is the same for every piece, or a compiled model would be compiled again for the last: its rows are then followed
+    by copies of the first document, which the caller ignores.
+    """
+    documents, length = tokens.shape
+    rows = max(1, min(_ROWS, documents, _LOGITS // (length * vocab_size)))
+    device = next(model.parameters()).device
+    for start in range(0, documents, rows):
+        piece = tokens[start : start + rows]
+        if len(piece) < rows:
+            piece = np.concatenate([piece, np.repeat(tokens[:1], rows - len(piece), axis=0)])
+        yield range(start, min(start + rows, documents)), torch.from_numpy(piece).to(device)
