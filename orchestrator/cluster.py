@@ -1,0 +1,137 @@
+"""Ray itself: a node of its own for one driver, or a cluster that runs already; and what travels to its workers."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import ray
+import ray.cloudpickle
+
+from orchestrator.errors import InputError
+from orchestrator.training.task import Task
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("model", "orchestrator", "analysis", "experiments")
+CONNECT_TIMEOUT_S = 5.0
+OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's least: only tasks and outcomes pass through it
+
+
+def start(slots: int, threads: int, gpus: int) -> Path:
+    """Ray on this machine. Returns its folder, which is short: a socket's path may have 107 bytes, and Ray adds 70."""
+    base = tempfile.gettempdir()
+    temp = Path(tempfile.mkdtemp(prefix="gridlaw-", dir=base if len(base) <= 12 else "/tmp"))
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with _inherited({**variables, **worker_environment(threads, bool(gpus))}):
+        ray.init(
+            address="local",
+            num_cpus=slots * threads,
+            num_gpus=gpus,
+            include_dashboard=False,
+            logging_level="error",
+            log_to_driver=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(temp),
+        )
+    return temp
+
+
+def join(address: str) -> None:
+    """A running cluster. Raises InputError at once where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if not host or not port.isdigit():
+            raise OSError("it is no HOST:PORT")
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise InputError(
+            f"--address: {address!r} cannot be reached ({error}); start Ray there, or leave it out to use this machine"
+        ) from None
+    try:
+        with _inherited({}):
+            ray.init(address=address, logging_level="error", log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"--address: {address!r} is no Ray cluster this version can join ({reason})") from None
+
+
+def leave(temp: Path | None) -> None:
+    """Disconnect; with the folder `start` returned also end that node, leaving no child process."""
+    if temp is None:
+        ray.shutdown()
+        return
+    children = psutil.Process().children(recursive=True)
+    for child in psutil.Process().children():
+        # Raylet (with its agents and workers) and GCS are Ray's to end; each of the others would cost it a second.
+        with contextlib.suppress(psutil.Error):
+            if Path(child.exe()).name not in ("raylet", "gcs_server"):
+                child.kill()
+    ray.shutdown()
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(children, timeout=2)
+    shutil.rmtree(temp, ignore_errors=True)
+
+
+def worker_environment(threads: int, gpu: bool) -> dict[str, str]:
+    """Variables a worker must have before it imports torch."""
+    variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return variables if gpu else {**variables, "DS_ACCELERATOR": "cpu"}
+
+
+def pack(task: Task) -> bytes:
+    """A Task as bytes for `Fleet.start`. Raises InputError when the study's objects cannot be sent."""
+    try:
+        return ray.cloudpickle.dumps(task)
+    except Exception as error:
+        raise InputError(f"job {task.job_id}: data and measures must be picklable, but {error}") from error
+
+
+def ship_by_value(folder: Path) -> list[str]:
+    """Send classes and functions of modules in a study's folder by value: workers need none of its files.
+
+    Returns the modules' names. What a worker gets is what the driver had imported, whatever becomes of the files.
+    """
+    folder = folder.resolve()
+    shipped = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or name.split(".")[0] in ROOMS or name == "__main__" or "site-packages" in Path(file).parts:
+            continue
+        if Path(file).resolve().is_relative_to(folder):
+            ray.cloudpickle.register_pickle_by_value(module)
+            shipped.append(name)
+    return shipped
+
+
+@contextlib.contextmanager
+def _inherited(variables: dict[str, str]) -> Iterator[None]:
+    """For the processes started meanwhile: our rooms before a study folder's, `variables`, and no SIGTERM.
+
+    Ray puts the working folder first on its workers' import path, so that folder must be ours for the moment. A group's
+    SIGTERM must not reach Ray before the workers have checkpointed; Ray itself holds back SIGINT, and kills by SIGKILL.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    folder = os.getcwd()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.environ.update(variables)
+    os.chdir(ROOT)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -1,0 +1,119 @@
+"""Which job starts where. Pure: it sees jobs, gangs and slots, and answers with actions; nothing here knows Ray.
+
+The longest ready job is placed first, and nothing behind a job that does not fit is started: slots drain until its
+whole gang fits. With jobs in order of length this starves nobody and costs at most one shorter job's time.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_ATTEMPTS = 3
+SAME_CAUSE_LIMIT = 3
+
+
+@dataclass(frozen=True)
+class ReadyJob:
+    """flops: of the whole job; its length is flops / workers."""
+
+    id: str
+    workers: int
+    flops: float
+
+
+@dataclass(frozen=True)
+class Gang:
+    """A gang holds its slots from "starting" until it is gone; only an "idle" one takes a job."""
+
+    id: int
+    workers: int
+    state: Literal["starting", "idle", "busy", "retiring"]
+
+
+@dataclass(frozen=True)
+class Start:
+    job_id: str
+    gang_id: int
+
+
+@dataclass(frozen=True)
+class Create:
+    workers: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    gang_id: int
+
+
+Action = Start | Create | Retire
+
+
+def decide(ready: Iterable[ReadyJob], gangs: Sequence[Gang], slots: int) -> list[Action]:
+    """What to do now. After all actions, workers reserved never exceed `slots`.
+
+    A gang retired here frees its slots only once it is gone: the next call, without it, creates the other.
+    """
+    actions: list[Action] = []
+    free = slots - sum(gang.workers for gang in gangs)
+    unclaimed = sorted((gang for gang in gangs if gang.state in ("idle", "starting")), key=lambda gang: gang.id)
+    coming_free = sum(gang.workers for gang in gangs if gang.state == "retiring")
+    for job in sorted(ready, key=lambda job: (-job.flops / job.workers, job.id)):
+        fitting = [gang for gang in unclaimed if gang.workers == job.workers]
+        gang = next((gang for gang in fitting if gang.state == "idle"), None)
+        if gang is not None:
+            unclaimed.remove(gang)
+            actions.append(Start(job.id, gang.id))
+        elif fitting:
+            unclaimed.remove(fitting[0])
+        elif job.workers <= free:
+            free -= job.workers
+            actions.append(Create(job.workers))
+        elif job.workers <= free + coming_free:
+            coming_free -= job.workers - free
+            free = 0
+        else:
+            # Idle gangs of other sizes make room, as far as they must; if busy ones must end first, that is the drain.
+            idle = [gang for gang in unclaimed if gang.state == "idle"]
+            needed = job.workers - free - coming_free
+            for gang in sorted(idle, key=lambda gang: gang.workers):
+                if needed <= 0:
+                    break
+                needed -= gang.workers
+                actions.append(Retire(gang.id))
+            break
+    return actions
+
+
+FailureKind = Literal["lost", "bug", "out of memory", "disk full", "address in use"]
+
+
+def retries(kind: FailureKind, attempts: int) -> bool:
+    """Whether a job goes on from its last checkpoint after its `attempts`-th attempt failed.
+
+    Only a lost worker may be chance. A bug, a full disk or too little memory would be met again at once.
+    """
+    return kind == "lost" and attempts < MAX_ATTEMPTS
+
+
+def grouped_cause(cause: str) -> str:
+    """A cause without what differs from job to job: numbers, hashes and paths."""
+    first_line = cause.strip().splitlines()[0] if cause.strip() else ""
+    without_paths = re.sub(r"(/[^\s'\":]+)+", "…", first_line)
+    return re.sub(r"\b(0x)?[0-9a-f]*\d[0-9a-f.]*\b", "#", without_paths)
+
+
+def broken_by(causes: Iterable[str]) -> str | None:
+    """The cause that has failed `SAME_CAUSE_LIMIT` jobs, in the words of its first failure; None while there is none.
+
+    It is then a fault of the code or the machine, and the jobs still waiting would only repeat it.
+    """
+    first: dict[str, str] = {}
+    count: Counter[str] = Counter()
+    for cause in causes:
+        group = grouped_cause(cause)
+        first.setdefault(group, cause)
+        count[group] += 1
+    return next((first[group] for group, n in count.items() if n >= SAME_CAUSE_LIMIT), None)

@@ -1,0 +1,134 @@
+"""One process of a gang: a Ray actor that stays warm and trains one job after another.
+
+Imported by the driver too, so nothing heavy stands at the top: torch and DeepSpeed are imported in the actor alone.
+"""
+
+import errno
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.cloudpickle
+
+from orchestrator.scheduler import FailureKind
+from orchestrator.training.task import Outcome, Task
+
+# (task, rank, should_stop, progress) → how it ended. progress takes the tokens done so far.
+JobFunction = Callable[[Task, int, Callable[[], bool], Callable[[int], None]], Outcome]
+
+PARENT_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job did not end by itself. cause: "ExceptionType: first line"; detail: the traceback, if there is one."""
+
+    kind: FailureKind
+    cause: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where rank 0 of a gang waits for the others."""
+
+    host: str
+    port: int
+
+
+@ray.remote(concurrency_groups={"control": 1})
+class Worker:
+    """Answers `ping` and `stop` in a thread of its own while `run` trains."""
+
+    def __init__(self, folder: str, local: bool, job: bytes | None) -> None:
+        """folder: the driver's working folder. local: Ray is the driver's own. job: pickled, instead of training."""
+        if local:
+            threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        self._stop = threading.Event()
+        self._tokens = 0
+        self._moved = time.monotonic()
+        self._job: JobFunction = _training_job() if job is None else ray.cloudpickle.loads(job)
+
+    @ray.method(concurrency_group="control")
+    def address(self) -> Address:
+        """This machine's address and a port that was free a moment ago."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return Address(host, probe.getsockname()[1])
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> tuple[int, float]:
+        """(tokens done by the running job, seconds since that last changed)."""
+        return self._tokens, time.monotonic() - self._moved
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        """Ask the running job to checkpoint and return, for good: a job sent before but not begun yet stops too."""
+        self._stop.set()
+
+    def ready(self) -> int:
+        """Returns the process id, once everything is imported."""
+        return os.getpid()
+
+    def run(self, payload: bytes, rank: int, address: Address | None) -> Outcome | Failure:
+        """Train one job as `rank` of the gang that meets at `address` (None: alone). payload: a pickled Task."""
+        self._tokens, self._moved = 0, time.monotonic()
+        try:
+            task: Task = ray.cloudpickle.loads(payload)
+            os.environ.update(_gang_environment(rank, task.workers, address))
+            return self._job(task, rank, self._stop.is_set, self._progress)
+        except Exception as error:
+            return failure_of(error)
+
+    def _progress(self, tokens: int) -> None:
+        self._tokens, self._moved = tokens, time.monotonic()
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an exception in a worker means for its job."""
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    cause = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    text = str(error).lower()
+    kind: FailureKind = "bug"
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+        kind = "out of memory"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        kind = "disk full"
+    elif "eaddrinuse" in text or "address already in use" in text:
+        kind = "address in use"
+    return Failure(kind, cause, "".join(traceback.format_exception(error)))
+
+
+def _gang_environment(rank: int, workers: int, address: Address | None) -> dict[str, str]:
+    """What torch.distributed and DeepSpeed read outside their own launchers; all of it must be there."""
+    meeting = address or Address("127.0.0.1", 0)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",  # Ray shows each worker its own device only
+        "WORLD_SIZE": str(workers),
+        "MASTER_ADDR": meeting.host,
+        "MASTER_PORT": str(meeting.port),
+    }
+
+
+def _training_job() -> JobFunction:
+    from orchestrator.training import job
+
+    run: Any = job.run
+    return run
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ends this process when the Ray node that started it is gone: a killed driver must leave nobody training."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os._exit(1)
