@@ -1,0 +1,199 @@
+"""The training job: the only training loop. Whatever stops it, run again it goes on to the losses it would have had."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Literal
+
+import torch
+
+from model.lm import LanguageModel, build
+from orchestrator.errors import InputError
+from orchestrator.record import RecordWriter, exclusive, to_parquet
+from orchestrator.training import checkpoint
+from orchestrator.training.checkpoint import Checkpoint
+from orchestrator.training.engine import Engine, from_first_rank
+from orchestrator.training.task import Outcome, Task
+
+SAVE_EVERY_S = 30.0  # of work that a kill may cost
+
+
+def run(
+    task: Task,
+    rank: int,
+    should_stop: Callable[[], bool],
+    progress: Callable[[int], None] | None = None,
+    device: torch.device | str = "cpu",
+) -> Outcome:
+    """Runs one job on this rank of a process group of `task.workers`, already started.
+
+    should_stop: asked after every step; where any rank says so, the job checkpoints and ends "stopped".
+    progress: told the tokens trained so far after every step, on every rank; it must be cheap.
+    Raises InputError for settings that do not go together, NoWholeCheckpoint, TimeoutError where another process holds
+    the folder, and whatever the model, data and measures raise.
+    """
+    torch.set_num_threads(task.threads)
+    torch.set_flush_denormal(True)
+    with ExitStack() as held:
+        from_first_rank(lambda: held.enter_context(exclusive(task.folder)), task.workers)
+        if task.kind == "measure":
+            return _measure_stored(task, should_stop, device) if rank == 0 else Outcome("finished", None, 0, 0, 0, 0)
+        training = _Training(task, rank, device)
+        held.callback(training.close)
+        return training.run(should_stop, progress or (lambda tokens: None))
+
+
+class _Training:
+    """One attempt at a job: what it starts from, the loop, and what the loop leaves on disk."""
+
+    def __init__(self, task: Task, rank: int, device: torch.device | str) -> None:
+        self.task, self.rank = task, rank
+        self.root = task.folder / "checkpoints"
+        self.tokens_per_step = task.recipe.batch_size * task.data.context
+        self.measure_at = {*task.evaluate_at, *task.checkpoint_at}
+        self.keep = {*task.checkpoint_at, task.steps}
+        self.train_s = self.measure_s = 0.0
+
+        found, skipped = from_first_rank(lambda: checkpoint.latest_committed(self.root), task.workers)
+        self.model = build(task.model, task.seed, device)
+        if found:
+            _check_fits(found, task)
+            checkpoint.load_weights(found, self.model)
+        self.engine = Engine(
+            self.model,
+            task.recipe,
+            rank=rank,
+            workers=task.workers,
+            zero_stage=task.zero_stage,
+            micro_batch=task.micro_batch,
+            device=device,
+        )
+        if found:
+            self.engine.load_optimizer_state(checkpoint.load_optimizer_state(found, rank))
+        self.start = found.step if found else 0
+        self.record = RecordWriter(task.folder / "record.jsonl", self.tokens_per_step) if rank == 0 else None
+        if self.record:
+            self._say_where_from(self.record, skipped)
+
+    def run(self, should_stop: Callable[[], bool], progress: Callable[[int], None]) -> Outcome:
+        task, engine, recipe = self.task, self.engine, self.task.recipe
+        step, saved, saved_at = self.start, self.start, time.monotonic()
+        logged, logged_s = step, 0.0
+        while step < task.steps:
+            began = time.perf_counter()
+            factor = recipe.rate(step, task.steps)
+            own_loss = engine.step(task.data.batch(task.seed, step, engine.rows), factor)
+            due = time.monotonic() - saved_at >= SAVE_EVERY_S
+            loss, sound, stop, due = engine.agree(own_loss, should_stop(), due and self.rank == 0)
+            self.train_s += time.perf_counter() - began
+            step += 1
+            progress(step * self.tokens_per_step)
+
+            if self.record and (step % task.log_every == 0 or step == task.steps or not sound):
+                tokens_per_second = (step - logged) * self.tokens_per_step / (self.train_s - logged_s)
+                logged, logged_s = step, self.train_s
+                metrics = {
+                    "train/loss": loss,
+                    "train/learning_rate": factor * recipe.learning_rate,
+                    "train/tokens_per_second": tokens_per_second,
+                }
+                self.record.measured(step, "train", metrics)
+            if not sound:
+                cause = f"{engine.fault or 'non-finite loss'} at step {step} (learning rate {recipe.learning_rate:g})"
+                return self._end("diverged", step, cause)
+            if step in self.measure_at:
+                self._measure(step)
+            if step in self.keep or stop or due:
+                self._commit(step)
+                saved, saved_at = step, time.monotonic()
+            if stop and step < task.steps:
+                return self._end("stopped", step, None)
+        assert saved == step
+        return self._end("finished", step, None)
+
+    def close(self) -> None:
+        self.engine.close()
+        if self.record:
+            self.record.close()
+
+    def _say_where_from(self, record: RecordWriter, skipped: list[str]) -> None:
+        if self.start == 0:
+            again = "no checkpoint was committed before; from step 0 again"
+            record.event(0, "started", again if record.last_event else None)
+        elif not (self.start == self.task.steps and record.last_event == "finished"):
+            record.event(self.start, "resumed", f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped))
+
+    def _measure(self, step: int) -> None:
+        if self.record:
+            began = time.perf_counter()
+            _run_measures(self.model, self.task, self.record, step)
+            self.measure_s += time.perf_counter() - began
+
+    def _commit(self, step: int) -> None:
+        if self.record:
+            self.record.sync()
+        checkpoint.commit(
+            self.root,
+            step,
+            self.model,
+            self.engine.optimizer_state(),
+            rank=self.rank,
+            workers=self.task.workers,
+            zero_stage=self.task.zero_stage,
+            keep=self.keep,
+        )
+
+    def _end(self, state: Literal["finished", "diverged", "stopped"], step: int, cause: str | None) -> Outcome:
+        if self.record:
+            if not (state == "finished" and self.record.last_event == "finished"):
+                self.record.event(step, state, cause)
+            self.record.sync()
+            to_parquet(self.task.folder / "record.jsonl", self.task.folder / "record.parquet")
+        busy_s = self.train_s + self.measure_s
+        return Outcome(state, cause, step * self.tokens_per_step, busy_s, self.train_s, self.measure_s)
+
+
+def _check_fits(found: Checkpoint, task: Task) -> None:
+    """Above ZeRO stage 0 each rank holds a share of the optimizer state; other shares cannot be made of them."""
+    if found.zero_stage != task.zero_stage:
+        raise InputError(
+            f"machine.zero_stage: {task.zero_stage}, but {found.folder} was saved at stage {found.zero_stage}; "
+            f"set it back to {found.zero_stage} to go on"
+        )
+    if found.zero_stage > 0 and found.workers != task.workers:
+        raise InputError(
+            f"machine.workers: {task.workers}, but {found.folder} was saved by {found.workers} workers at ZeRO stage "
+            f"{found.zero_stage}; set workers to {found.workers} to go on"
+        )
+
+
+def _run_measures(
+    model: LanguageModel, task: Task, record: RecordWriter, step: int, should_stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Runs the measures that the record lacks at this step, on the model in evaluation and without gradients."""
+    model.eval()
+    for identity, measure in task.measures:
+        if not record.holds(measure.name, step, identity) and not should_stop():
+            with torch.no_grad():
+                result = measure(model, task.data)
+            record.measured(step, measure.name, result.metrics, identity, result.rows)
+    model.train()
+
+
+def _measure_stored(task: Task, should_stop: Callable[[], bool], device: torch.device | str) -> Outcome:
+    """Runs missing measures on every whole checkpoint of the job. Rank 0 does it all; nothing is trained."""
+    began = time.perf_counter()
+    tokens_per_step = task.recipe.batch_size * task.data.context
+    with closing(RecordWriter(task.folder / "record.jsonl", tokens_per_step)) as record:
+        model = build(task.model, task.seed, device)
+        stored = checkpoint.committed(task.folder / "checkpoints")
+        if not stored:
+            raise InputError(f"{task.folder}: no whole checkpoint to measure; train the cell first")
+        for found in stored:
+            checkpoint.load_weights(found, model)
+            _run_measures(model, task, record, found.step, should_stop)
+        record.sync()
+        to_parquet(task.folder / "record.jsonl", task.folder / "record.parquet")
+    busy_s = time.perf_counter() - began
+    state: Literal["finished", "stopped"] = "stopped" if should_stop() else "finished"
+    return Outcome(state, None, stored[-1].step * tokens_per_step, busy_s, 0.0, busy_s)

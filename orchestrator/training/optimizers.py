@@ -1,0 +1,89 @@
+"""Which optimizer steps which parameter, at which rate."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Muon, Optimizer
+
+from model.groups import matrices, others
+from model.lm import LanguageModel
+from orchestrator.errors import InputError
+from orchestrator.recipe import Recipe
+
+Group = dict[str, Any]
+
+
+def check_recipe(recipe: Recipe, zero_stage: int) -> None:
+    """Raises InputError where the recipe cannot be stepped right at that ZeRO stage.
+
+    At stages 1 and 2 DeepSpeed writes Muon's orthogonalised update into the gradient and then clips it like one, so a
+    clip would scale every Muon step down instead of bounding the gradient.
+    """
+    if recipe.optimizer == "muon" and recipe.clip is not None and zero_stage > 0:
+        raise InputError(
+            f"recipe.clip: {recipe.clip} with Muon at ZeRO stage {zero_stage} would clip Muon's update, not the "
+            f"gradient; set clip to None or zero_stage to 0"
+        )
+
+
+def parameter_groups(model: LanguageModel, recipe: Recipe) -> list[Group]:
+    """Two groups, matrices inside layers and the rest, each with `use_muon` and its peak rate in `peak` and `lr`.
+
+    Weight decay acts on the matrices inside layers alone: not on embeddings, head, gains or key shifts. Raises
+    AssertionError unless every parameter is in exactly one group and Muon's are all two-dimensional.
+    """
+    inside = [parameter for _, parameter in matrices(model)]
+    rest = [parameter for _, parameter in others(model)]
+    placed = [id(parameter) for parameter in inside + rest]
+    assert len(set(placed)) == len(placed), "a parameter is in two groups"
+    assert set(placed) == {id(parameter) for parameter in model.parameters()}, "a parameter is in no group"
+    muon = recipe.optimizer == "muon"
+    assert not muon or all(parameter.ndim == 2 for parameter in inside), "Muon steps matrices alone"
+    rest_peak = recipe.adam_learning_rate if muon else recipe.learning_rate
+    groups: list[Group] = [
+        {"params": inside, "use_muon": muon, "peak": recipe.learning_rate, "weight_decay": recipe.weight_decay},
+        {"params": rest, "use_muon": False, "peak": rest_peak, "weight_decay": 0.0},
+    ]
+    for group in groups:
+        group["lr"] = group["peak"]
+        group |= {"momentum": recipe.momentum} if group["use_muon"] else {"betas": recipe.betas, "eps": recipe.eps}
+    return groups
+
+
+def set_rates(optimizer: Optimizer, factor: float) -> None:
+    """Sets every group's learning rate to `factor` times its peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group["peak"]
+
+
+class MuonAdamW(Optimizer):
+    """torch.optim.Muon on the matrices and torch.optim.AdamW on the rest, as the one optimizer DeepSpeed takes."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        muon = [group for group in groups if group["use_muon"]]
+        adamw = [group for group in groups if not group["use_muon"]]
+        self._parts: list[Optimizer] = [AdamW(adamw, fused=True)]
+        if muon:
+            self._parts.append(Muon(muon, adjust_lr_fn="original"))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self._parts[0].param_groups:
+            for parameter in group["params"]:
+                # The fused CPU kernel walks the gradient as if it were contiguous, whatever its strides.
+                if parameter.grad is not None and not parameter.grad.is_contiguous():
+                    parameter.grad = parameter.grad.contiguous()
+        for part in self._parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        # Loading replaces a part's groups by new dicts; rates set here must reach the parts.
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
