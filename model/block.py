@@ -1,6 +1,8 @@
 """One layer of the decoder: norm, mixer, norm, MLP, each added to the residual stream."""
 
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
 from model.config import Layer, ModelConfig
@@ -30,7 +32,23 @@ class SquaredReLU(nn.Module):
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down(F.relu(self.up(x_BTD)).square())
+        return self.down(_Squared.apply(self.up(x_BTD)))
+
+
+class _Squared(Function):
+    """relu(x)². Its gradient 2·relu(x) needs the saved relu only; the automatic one keeps and reads both steps."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        positive = F.relu(x)
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+        (positive,) = ctx.saved_tensors
+        return (gradient * positive).mul_(2)
 
 
 MLPS: dict[str, type[nn.Module]] = {"swiglu": SwiGLU, "relu2": SquaredReLU}

@@ -26,7 +26,7 @@ class LanguageModel(nn.Module):
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """RoPE cosines and sines of the first positions, float32 [T, K] each, kept until a longer call needs more."""
+        """RoPE cosines and sines of the first positions, float32 [T, K/2] each, kept until a longer call needs more."""
         if self._angles is None or len(self._angles[0]) < length or self._angles[0].device != device:
             self._angles = rope_angles(length, self.config.head_dim, self.config.rope_base, device)
         cosines, sines = self._angles

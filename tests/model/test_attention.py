@@ -1,0 +1,141 @@
+"""Windows, kernels and the reference they must equal."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.config import Layer, ModelConfig
+from model.kernels import KERNELS, attend, visible
+from model.lm import build
+from model.mixers.attention import reference_attention
+
+torch.set_num_threads(1)
+
+
+def draw(length: int, heads: int = 4, groups: int = 2, width: int = 4, batch: int = 2, dtype=torch.float64):
+    """Queries, keys, values laid out as a projection leaves them: [B, T, H, K] seen as [B, H, T, K]."""
+    generator = torch.Generator().manual_seed(length)
+    return [
+        torch.randn(batch, length, n, width, dtype=dtype, generator=generator).transpose(1, 2).requires_grad_()
+        for n in (heads, groups, groups)
+    ]
+
+
+def two_layers(window: int | None) -> ModelConfig:
+    layer = Layer("full") if window is None else Layer("swa", window)
+    return ModelConfig(11, 16, 16, 4, 2, 4, 32, (layer, layer))
+
+
+def awake(config: ModelConfig):
+    """A float64 model whose output matrices are not zero, so that tokens reach each other."""
+    model = build(config, 0).double()
+    for block in model.blocks:
+        for matrix in (block.mixer.output.weight, block.mlp.down.weight):
+            torch.nn.init.normal_(matrix, std=0.3, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def test_window_counts_the_current_token():
+    position = torch.arange(5)
+    mask = visible(position, position, 3)
+    assert mask[4].nonzero().flatten().tolist() == [2, 3, 4]
+    assert mask.sum() == 12
+
+
+@pytest.mark.parametrize("kernel", ["blocks", "masked"])
+def test_row_of_a_window_of_three_averages_three_values(kernel):
+    query = torch.zeros(1, 1, 5, 2)
+    value = torch.arange(5.0)[None, None, :, None].expand(1, 1, 5, 2)
+    out = attend(query, query, value, 3, kernel=kernel)
+    assert out[0, 0, :, 0].tolist() == pytest.approx([0.0, 0.5, 1.0, 2.0, 3.0])
+
+
+def test_reach_of_two_layers_of_three():
+    model = awake(two_layers(3))
+    embedded = torch.randn(1, 9, 16, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model.hidden(embedded)[0, 8].sum(), embedded)
+    by_distance = gradient[0].norm(dim=-1).flip(0)
+    assert (by_distance[:5] > 1e-6).all()
+    assert (by_distance[5:] == 0).all()
+
+
+def test_window_of_the_whole_sequence_is_full_attention():
+    tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
+    full = awake(two_layers(None))
+    for window in (13, 14, 100):
+        windowed = awake(two_layers(window))
+        assert torch.equal(windowed(tokens), full(tokens))
+    assert not torch.allclose(awake(two_layers(12))(tokens), full(tokens))
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(1, 97), window=st.integers(1, 110), ratio=st.sampled_from([(4, 4), (4, 2), (3, 1)]))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_fast_equals_reference_with_gradients(dtype, tolerance, length, window, ratio):
+    inputs = draw(length, *ratio, dtype=dtype)
+    upstream = torch.randn(inputs[0].shape, dtype=dtype, generator=torch.Generator().manual_seed(7))
+    fast, slow = attend(*inputs, window), reference_attention(*inputs, window)
+    assert torch.allclose(fast, slow, atol=tolerance, rtol=tolerance)
+    for ours, theirs in zip(
+        torch.autograd.grad(fast, inputs, upstream), torch.autograd.grad(slow, inputs, upstream), strict=True
+    ):
+        assert torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def test_recomputed_probabilities_give_the_same_gradients():
+    inputs = draw(700, 2, 1, 4, 1)
+    for window in (512, 513):  # the widest window whose probabilities are kept, the narrowest that recomputes them
+        fast, slow = attend(*inputs, window), reference_attention(*inputs, window)
+        for ours, theirs in zip(
+            torch.autograd.grad(fast.square().sum(), inputs),
+            torch.autograd.grad(slow.square().sum(), inputs),
+            strict=True,
+        ):
+            assert torch.allclose(ours, theirs, atol=1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(length=st.integers(2, 80), window=st.one_of(st.none(), st.integers(1, 90)), data=st.data())
+def test_output_depends_on_visible_tokens_only(length, window, data):
+    changed = data.draw(st.integers(0, length - 1))
+    query, key, value = (x.detach() for x in draw(length))
+    before = attend(query, key, value, window)
+    key, value = key.clone(), value.clone()
+    key[:, :, changed] += 1
+    value[:, :, changed] += 1
+    moved = (attend(query, key, value, window) - before).abs().amax((0, 1, 3)) > 1e-9
+    expected = visible(torch.arange(length), torch.tensor([changed]), window)[:, 0]
+    assert torch.equal(moved, expected)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_sinks_stay_visible(window):
+    inputs = draw(40)
+    assert torch.allclose(attend(*inputs, window, 2), reference_attention(*inputs, window, 2), atol=1e-10)
+
+
+def test_half_precision_scores_are_taken_in_float32():
+    inputs = [x.detach().bfloat16() for x in draw(70)]
+    exact = reference_attention(*(x.double() for x in inputs), 9)
+    assert torch.allclose(attend(*inputs, 9).double(), exact, atol=2e-2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend(*(x.float() for x in inputs), 9).sub(exact).abs().max() < 1e-5
+
+
+def test_a_kernel_refuses_what_it_cannot_honour():
+    inputs = draw(20)
+    with pytest.raises(ValueError, match="causal refuses, it has no window"):
+        attend(*inputs, 5, kernel="causal")
+    with pytest.raises(ValueError, match="blocks refuses, it has no sinks"):
+        attend(*inputs, 5, 1, kernel="blocks")
+    with pytest.raises(ValueError, match="flash-attn refuses"):
+        attend(*inputs, 5, kernel="flash-attn")
+    with pytest.raises(ValueError, match="'fast' is not known"):
+        attend(*inputs, 5, kernel="fast")
+
+
+def test_windows_never_fall_to_the_full_product():
+    query = torch.empty(1, 1, 40, 4)
+    assert KERNELS["blocks"].refusal(query, 39, 0) is None
+    assert list(KERNELS)[-1] == "masked"
