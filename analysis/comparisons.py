@@ -20,7 +20,7 @@ class SpeedRatio:
     ratio, ci, p: only where every finished seed of both has a T50 (Welch on log10 T50). p_holm: over the arms compared
     with one reference. emerged_only, emerged_only_ci: the same over the seeds that have a T50, a description that
     leaves the others out. crossing, crossing_ci: the ratio of the interpolated crossings, where every seed crossed.
-    at_least: where no seed of the arm emerged and every seed of the reference did: tokens seen over the reference's T50.
+    at_least: where no seed of the arm emerged and each of the reference did: tokens seen over the reference's T50.
     """
 
     arm: str

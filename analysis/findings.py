@@ -112,8 +112,8 @@ def _emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
 def _flat(row: Emergence | SpeedRatio | SameCeiling) -> dict[str, Any]:
     """Fields of a row with its condition beside them, tuples as lists."""
     fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(row).items()}
-    condition = fields.pop("condition")
-    return fields | {"data": condition.data, "size": condition.size}
+    del fields["condition"]
+    return fields | asdict(row.condition)
 
 
 def _emergence_rows(results: Results, question: Question) -> tuple[Emergence, ...]:

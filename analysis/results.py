@@ -4,7 +4,6 @@ Works while a study is unfinished: a cell without a record has a row all the sam
 """
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from orchestrator import record
 from orchestrator.errors import InputError
 from orchestrator.ledger import JobRow, Ledger
 
@@ -65,18 +65,16 @@ def collect(root: Path | str, name: str) -> Results:
     jobs = _jobs(folder / "ledger.db")
     current = {measure["identity"] for measure in study.get("measures", [])}
     runs: list[dict[str, Any]] = []
-    metrics: list[dict[str, Any]] = []
+    metrics = [pl.DataFrame(schema=METRICS)]
     heads: list[dict[str, Any]] = []
     for cell in study["cells"]:
-        lines = list(_lines(folder / "jobs" / cell["job_id"] / "record.jsonl"))
+        lines = record.read(folder / "jobs" / cell["job_id"] / "record.jsonl")
         kept = [line for line in lines if "metrics" in line and line.get("measurement") in current | {None}]
-        mine = [row for line in kept for row in _metric_rows(cell["id"], line)]
-        metrics += mine
+        mine = record.table(kept).with_columns(id=pl.lit(cell["id"])).select(list(METRICS))
+        metrics.append(mine)
         heads += [row for line in kept for row in _head_rows(cell["id"], line)]
         runs.append(_run(cell, jobs.get(cell["job_id"]), mine))
-    results = Results(
-        folder, study, _runs_table(runs), pl.DataFrame(metrics, schema=METRICS), pl.DataFrame(heads, schema=HEADS)
-    )
+    results = Results(folder, study, _runs_table(runs), pl.concat(metrics), pl.DataFrame(heads, schema=HEADS))
     _write(results)
     return results
 
@@ -99,29 +97,6 @@ def _jobs(ledger: Path) -> dict[str, JobRow]:
         return open_ledger.snapshot()
 
 
-def _lines(record: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a record in order. A torn last line is work in progress, not an error."""
-    if not record.exists():
-        return
-    with record.open("rb") as file:
-        for raw in file:
-            if not raw.endswith(b"\n"):
-                return
-            try:
-                yield json.loads(raw)
-            except ValueError:
-                return
-
-
-def _metric_rows(cell: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for metric, value in line["metrics"].items():
-        finite = value is not None and math.isfinite(value)
-        yield {
-            "id": cell, "step": line["step"], "tokens": line["tokens"], "source": line["source"],
-            "metric": metric, "value": float(value) if finite else None,
-        }  # fmt: skip
-
-
 def _head_rows(cell: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for row in line.get("rows") or []:
         if {"layer", "head", "score"} <= row.keys():
@@ -129,8 +104,9 @@ def _head_rows(cell: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield at | {key: row[key] for key in ("layer", "head", "score")}
 
 
-def _run(cell: dict[str, Any], job: JobRow | None, metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    in_order = sorted(metrics, key=lambda row: row["step"])  # a later measurement appends to the record out of order
+def _run(cell: dict[str, Any], job: JobRow | None, metrics: pl.DataFrame) -> dict[str, Any]:
+    # A measurement made later stands behind lines of later steps.
+    in_order = metrics.sort("step", maintain_order=True).to_dicts()
     losses = [row["value"] for row in in_order if row["metric"] == "train/loss"][-FINAL_LOSS_LINES:]
     broken = not losses or any(loss is None for loss in losses)
     return {
