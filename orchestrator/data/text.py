@@ -26,8 +26,9 @@ class TextCorpus(BaseModel):
 
     folders: files, or folders searched for `suffixes`; none for the source and documentation of the running Python.
     vocab_size: 257 for bytes and the separator; more for a byte-level BPE trained on the text, digits kept apart.
-    planted: share of the training tokens in planted sentences; a quarter of them state a new fact, the others repeat
-    one stated before in the same document, often a recent one. digits: of the number, each a token.
+    planted: the most of a document's tokens in planted sentences, of which it has none or at least two; a quarter of
+    them state a new fact, the others repeat one stated before in the same document, often a recent one.
+    digits: of the number, each a token.
     cache: folder of the tokenised text; None for ~/.cache/gridlaw.
     """
 
@@ -162,6 +163,8 @@ class TextCorpus(BaseModel):
             if budget < 0:
                 break
             sentences.append(sentence)
+        if len(sentences) == 1:  # a statement that nothing asks for
+            sentences = []
         text = self._passage(draw, corpus.separator, part, length - sum(map(len, sentences)))
         places = np.sort(draw.integers(1, len(text), size=len(sentences), endpoint=True))
         pieces = np.split(text, places)
