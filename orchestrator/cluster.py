@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,17 +71,30 @@ def leave(temp: Path | None) -> None:
         ray.shutdown()
         return
     children = psutil.Process().children(recursive=True)
-    for child in psutil.Process().children():
-        # Raylet (with its agents and workers) and GCS are Ray's to end; each of the others would cost it a second.
-        with contextlib.suppress(psutil.Error):
-            if Path(child.exe()).name not in ("raylet", "gcs_server"):
-                child.kill()
+    # Ray would send SIGTERM, which its processes hold back (`_inherited`), and wait a second for each of them.
+    killer = threading.Thread(target=_kill_once_disconnected, args=(children,))
+    killer.start()
     ray.shutdown()
-    for child in children:
-        with contextlib.suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(children, timeout=2)
+    killer.join()
+    while any(map(_lives, children)):
+        time.sleep(0.01)
     shutil.rmtree(temp, ignore_errors=True)
+
+
+def _kill_once_disconnected(children: list[psutil.Process]) -> None:
+    while ray.is_initialized():
+        time.sleep(0.02)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A zombie does not: who inherits a killed node's workers may take its time, or never reap them."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def worker_environment(threads: int, gpu: bool) -> dict[str, str]:

@@ -125,7 +125,7 @@ class Fleet:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank),
                 # On our own node the workers inherit them, and Ray's prestarted processes can be used.
                 runtime_env=None if self._temp else {"env_vars": variables},
-            ).remote(os.getcwd(), self._temp is not None, self._job)
+            ).remote(os.getcwd(), "cuda" if self.options.gpus else "cpu", self._temp is not None, self._job)
             for rank in range(workers)
         ]
         gang = _Gang(next(self._ids), workers, place, actors, [actor.ready.remote() for actor in actors])

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 import ray.cloudpickle
@@ -46,7 +45,7 @@ class Address:
 class Worker:
     """Answers `ping` and `stop` in a thread of its own while `run` trains."""
 
-    def __init__(self, folder: str, local: bool, job: bytes | None) -> None:
+    def __init__(self, folder: str, device: str, local: bool, job: bytes | None) -> None:
         """folder: the driver's working folder. local: Ray is the driver's own. job: pickled, instead of training."""
         if local:
             threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
@@ -55,7 +54,7 @@ class Worker:
         self._stop = threading.Event()
         self._tokens = 0
         self._moved = time.monotonic()
-        self._job: JobFunction = _training_job() if job is None else ray.cloudpickle.loads(job)
+        self._job: JobFunction = _training_job(device) if job is None else ray.cloudpickle.loads(job)
 
     @ray.method(concurrency_group="control")
     def address(self) -> Address:
@@ -120,11 +119,17 @@ def _gang_environment(rank: int, workers: int, address: Address | None) -> dict[
     }
 
 
-def _training_job() -> JobFunction:
-    from orchestrator.training import job
+def _training_job(device: str) -> JobFunction:
+    from orchestrator.training import engine, job
 
-    run: Any = job.run
-    return run
+    def train(task: Task, rank: int, should_stop: Callable[[], bool], progress: Callable[[int], None]) -> Outcome:
+        try:
+            engine.start_process_group(rank, task.workers, int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
+            return job.run(task, rank, should_stop, progress, device)
+        finally:
+            engine.end_process_group()
+
+    return train
 
 
 def _die_with_parent(parent: int) -> None:
