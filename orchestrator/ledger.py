@@ -99,10 +99,9 @@ class Ledger:
     @classmethod
     def open(cls, path: Path, *, clock: Callable[[], float] = time.time) -> Self:
         """Open for writing, creating the file. Whoever calls holds the study's lock (`driver.study_lock`)."""
-        fresh = not path.exists()
         db = _connect(path, "rwc")
         ledger = cls(db, path, clock)
-        if fresh or not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        if path.stat().st_size == 0:
             with ledger._transaction():
                 for statement in filter(str.strip, SCHEMA.split(";")):
                     db.execute(statement)

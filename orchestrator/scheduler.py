@@ -102,7 +102,8 @@ def grouped_cause(cause: str) -> str:
     """A cause without what differs from job to job: numbers, hashes and paths."""
     first_line = cause.strip().splitlines()[0] if cause.strip() else ""
     without_paths = re.sub(r"(/[^\s'\":]+)+", "…", first_line)
-    return re.sub(r"\b(0x)?[0-9a-f]*\d[0-9a-f.]*\b", "#", without_paths)
+    without_hashes = re.sub(r"\b(0x)?(?=[a-f]*\d)[0-9a-f]{6,}\b", "#", without_paths)
+    return re.sub(r"\d+(\.\d+)?", "#", without_hashes)
 
 
 def broken_by(causes: Iterable[str]) -> str | None:
