@@ -2,20 +2,25 @@
 
 import contextlib
 import json
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 from typer.core import TyperGroup
 
 from orchestrator.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Plan
+    from orchestrator.driver import Event
     from orchestrator.study import Study
+
+ROOT = Path("studies")
 
 
 class OneLineErrors(TyperGroup):
@@ -25,7 +30,7 @@ class OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except InputError as error:
-            typer.echo(f"gridlaw: {error}", err=True)
+            typer.echo(f"gridlaw: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
 
 
@@ -33,7 +38,7 @@ app = typer.Typer(
     name="gridlaw",
     cls=OneLineErrors,
     help="Grids of small language models: plan them, train them, and find the laws they follow.",
-    epilog="Exit codes: 0 done, 1 jobs failed, diverged or were left undone, 2 the input is wrong, nothing was started.",
+    epilog="Exit codes: 0 done, 1 jobs failed, diverged or were left undone, 2 the input is wrong, nothing started.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -52,7 +57,6 @@ TrackingOption = Annotated[
     str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.")
 ]
 HoursOption = Annotated[float | None, typer.Option("--max-hours", min=0, help="Refuse above this many device hours.")]
-ROOT = Path("studies")
 
 
 @app.command(epilog="Example: gridlaw plan experiments/quickstart.py --json")
@@ -65,13 +69,68 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """What would run and what it costs; starts nothing."""
-    from experiments import show
-
     with _standard_output_kept():
-        made = _plan(_study(study, root), root, _slots(cpus, gpus))
+        from experiments import show
+        from orchestrator.submit import make_plan
+
+        loaded, _ = _study(study, root)
+        made = make_plan(loaded, root, _slots(loaded, cpus, gpus))
         document = made.as_json()
     _print(document, as_json, show.plan)
     _within_limits(document, made.folder, max_hours)
+
+
+@app.command(epilog="Example: gridlaw run experiments/quickstart.py --cpus 2")
+def run(
+    study: StudyArgument,
+    root: RootOption = ROOT,
+    address: AddressOption = None,
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    tracking_uri: TrackingOption = None,
+    max_hours: HoursOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs what is missing, then writes results and report. Ctrl-C is safe; run again to go on."""
+    started = time.time()
+    console = Console(stderr=True, highlight=False)
+    with _standard_output_kept():
+        from experiments import status as standing
+        from orchestrator.fleet import FleetOptions
+        from orchestrator.submit import make_plan, submit
+
+        loaded, source = _study(study, root)
+        made = make_plan(loaded, root, _slots(loaded, cpus, gpus))
+        planned = made.as_json()
+        _within_limits(planned, made.folder, max_hours)
+
+        def look() -> dict[str, Any]:
+            return standing.read(loaded.name, made.folder, planned["cells"])
+
+        live = console.is_terminal and bool(made.jobs)
+        with standing.following(look, console) if live else contextlib.nullcontext():
+            submission = submit(
+                made,
+                source,
+                FleetOptions(cpus=cpus, gpus=_gpus(gpus), address=address, threads=loaded.machine.threads),
+                tracking_uri=tracking_uri,
+                on_event=lambda event: _tell(event, look, console, live),
+                started=started,
+            )
+        stopped = submission.result is not None and submission.result.stopped_by is not None
+        for cause in submission.result.causes if submission.result else []:
+            console.print(Text(cause, style="red"), soft_wrap=True)
+        written = None if stopped else _write_report(loaded.name, root, tracking_uri, console)
+    document = look() | {"report": written and str(written)}
+    if as_json:
+        typer.echo(json.dumps(document, allow_nan=False))
+    elif written:
+        fit(study, root)
+        typer.echo(f"report: {written}")
+    if stopped:
+        console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
+    code = submission.result.exit_code if submission.result else 0
+    raise typer.Exit(code or int(set(document["counts"]) != {"finished"}))
 
 
 @app.command(epilog="Example: gridlaw status quickstart --watch")
@@ -82,10 +141,10 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Where each cell stands, why, and the time left."""
-    from experiments import show
-    from experiments import status as standing
-
     with _standard_output_kept():
+        from experiments import show
+        from experiments import status as standing
+
         name, folder, cells = _cells(study, root)
 
     def look() -> dict[str, Any]:
@@ -100,10 +159,9 @@ def status(
 @app.command(epilog="Example: gridlaw fit quickstart --json")
 def fit(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = False) -> None:
     """When the capability emerges in each arm, with intervals, and whether the arms end level."""
-    from experiments import show
-
     with _standard_output_kept():
         from analysis import findings
+        from experiments import show
 
         document = findings.as_json(findings.fit_study(root, _name(study, root)))
     _print(document, as_json, show.findings)
@@ -119,19 +177,31 @@ def report(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = 
     _print({"report": str(written)}, as_json, lambda document: document["report"])
 
 
+@app.command(epilog="Example: gridlaw ui --port 5001")
+def ui(
+    root: RootOption = ROOT,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The first port tried.")] = 5000,
+    host: Annotated[str, typer.Option("--host", help="The address listened on.")] = "127.0.0.1",
+) -> None:
+    """The MLflow UI on the studies' store, until Ctrl-C."""
+    from experiments.ui import serve
+
+    serve(root, port, host)
+
+
 @app.command(epilog="Example: gridlaw doctor --root /data/studies")
 def doctor(root: RootOption = ROOT, as_json: JsonOption = False) -> None:
     """What this machine has: devices, kernels, compiler, ports, disk."""
-    from experiments import doctor as examination
-
     with _standard_output_kept():
+        from experiments import doctor as examination
+
         document = examination.examine(root)
     _print(document, as_json, examination.show)
 
 
 def main() -> None:
     """The `gridlaw` command."""
-    app()
+    app(prog_name="gridlaw")
 
 
 @contextlib.contextmanager
@@ -145,28 +215,53 @@ def _print(document: dict[str, Any], as_json: bool, view: Callable[[dict[str, An
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:
-        Console().print(view(document))
+        Console(highlight=False).print(view(document), soft_wrap=True)
+
+
+def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, live: bool) -> None:
+    """A line for what happened; beside a live table only for what the table does not show."""
+    if live and event.kind in ("started", "finished"):
+        return
+    from experiments import show
+
+    console.print(Text(show.event(event.kind, event.job_id, event.text, look())), soft_wrap=True)
+
+
+def _write_report(name: str, root: Path, tracking_uri: str | None, console: Console) -> Path | None:
+    """Results and report of a study; None, and a line why, where there is nothing to report on yet."""
+    from analysis import report as reporting
+    from orchestrator.tracking import log_report
+
+    try:
+        written = reporting.write(root, name)
+    except InputError as error:
+        console.print(Text(f"no report: {error}", style="yellow"), soft_wrap=True)
+        return None
+    reason = log_report(root, name, written.parent, tracking_uri)
+    if reason:
+        console.print(Text(f"the report is not in MLflow: {reason}", style="yellow"), soft_wrap=True)
+    return written
 
 
 def _is_file(study: str) -> bool:
     return study.endswith(".py") or Path(study).is_file()
 
 
-def _study(study: str, root: Path) -> "Study":
-    """The study of a file, or of the file a study under the root was made from."""
+def _study(study: str, root: Path) -> "tuple[Study, Path]":
+    """A study and its file: the file given, or the one a study under the root was made from."""
     from orchestrator.study import load
 
     if _is_file(study):
-        return load(Path(study))
+        return load(Path(study)), Path(study).resolve()
     source = Path(_stored(study, root)["source"])
     if not source.is_file():
         raise InputError(f"study: {study} was made from {source}, which is gone; give the study file")
-    return load(source)
+    return load(source), source
 
 
 def _name(study: str, root: Path) -> str:
     """The name of a study that has been run under the root."""
-    name = _study(study, root).name if _is_file(study) else study
+    name = _study(study, root)[0].name if _is_file(study) else study
     _stored(name, root)
     return name
 
@@ -183,39 +278,32 @@ def _stored(name: str, root: Path) -> dict[str, Any]:
 
 def _cells(study: str, root: Path) -> tuple[str, Path, list[dict[str, Any]]]:
     """(name, folder, rows of the cells): of the study file where one is given, else of study.json."""
-    if _is_file(study):
-        made = _plan(_study(study, root), root, slots=1)
-        return made.study.name, made.folder, made.as_json()["cells"]
-    return study, root / study, _stored(study, root)["cells"]
+    if not _is_file(study):
+        return study, root / study, _stored(study, root)["cells"]
+    from orchestrator.submit import make_plan
+
+    made = make_plan(_study(study, root)[0], root, slots=1)
+    return made.study.name, made.folder, made.as_json()["cells"]
 
 
-def _slots(cpus: int | None, gpus: int | None) -> int:
+def _gpus(gpus: int | None) -> int:
+    """The GPUs to use: as many as asked for, else all of this machine."""
+    if gpus is not None:
+        return gpus
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _slots(study: "Study", cpus: int | None, gpus: int | None) -> int:
+    """Workers at once on this machine: one a GPU, or as many as have `machine.threads` CPUs each."""
     from experiments.doctor import usable_cpus
 
-    return gpus or cpus or usable_cpus()
-
-
-def _plan(study: "Study", root: Path, slots: int) -> "Plan":
-    """The plan of a study in the light of what its ledger, if there is one, knows. Creates nothing."""
-    from orchestrator import plan as planning
-    from orchestrator.ledger import Ledger
-
-    folder = root / study.name
-    known: dict[str, planning.Known] = {}
-    earlier: dict[str, dict[str, Any]] = {}
-    if (folder / "ledger.db").exists():
-        with Ledger.read(folder / "ledger.db") as ledger:
-            known = {
-                job.id: planning.Known(job.state, job.busy_s, job.tokens_done) for job in ledger.snapshot().values()
-            }
-            earlier = ledger.cells()
-    return planning.make(study, folder, known, earlier, slots)
+    return _gpus(gpus) or max(1, (cpus or usable_cpus()) // study.machine.threads)
 
 
 def _within_limits(document: dict[str, Any], folder: Path, max_hours: float | None) -> None:
     """Raises InputError where the plan would not fit the disk or exceeds what the user allows."""
-    import shutil
-
     from experiments.doctor import nearest_existing
 
     totals = document["totals"]

@@ -5,9 +5,9 @@ from 2 to 252 tokens. What is asked: after how many tokens does recall beyond 12
 here, appear in each arm? (after arXiv 2606.15378, "Large-Window Laziness")
 """
 
-from analysis.measures.recall import Recall
+from analysis.measures.recall import RecallByDistance
 from analysis.measures.retrieval_heads import RetrievalHeads
-from analysis.measures.validation import Validation
+from analysis.measures.validation import ValidationLoss
 from orchestrator.data.recall import RecallLanguage
 from orchestrator.recipe import Recipe
 from orchestrator.study import Arm, Backbone, Evaluations, Question, Size, Study
@@ -31,7 +31,7 @@ study = Study(
     data={"recall": RecallLanguage(context=256, g_min=4)},
     recipe=Recipe(learning_rate=0.02, adam_learning_rate=5e-3, batch_size=8, warmup_steps=10, decay_fraction=0.3),
     backbone=Backbone(mlp="relu2", norm_gain=False, qk_norm=1.5, key_shift=True),
-    measures=[Validation(), Recall(), RetrievalHeads()],
+    measures=[ValidationLoss(), RecallByDistance(), RetrievalHeads()],
     evaluations=Evaluations(every_tokens=60 * TOKENS_A_STEP, checkpoints=6),
     # Arms of one seed read the same data, so they are compared in pairs.
     question=Question(capability="recall/accuracy/beyond-128", reference="full"),

@@ -181,15 +181,29 @@ def _group_table(groups: dict[str, list[Document]], room: int, width: int) -> Ta
     return table
 
 
+def event(kind: str, job_id: str | None, text: str, document: Document) -> str:
+    """One line of a run's log: `swa-8 tiny seed 0 finished (3/10, about 4 min 10 s left)`."""
+    cell = next((cell for cell in document["cells"] if job_id and job_id.startswith(cell["id"])), None)
+    if cell is None:
+        return " ".join(filter(None, (job_id, text or kind)))
+    keys = _varying(document["cells"], "data", "size", "budget_tokens")
+    over = sum(document["counts"].get(state, 0) for state in ("finished", "diverged", "failed"))
+    left = f", about {duration(document['seconds_left'])} left" if document.get("seconds_left") else ""
+    cause = f": {text}" if text and kind not in ("started", "finished") else ""
+    return f"{_label(cell, keys)} seed {cell['seed']} {kind} ({over}/{len(document['cells'])}{left}){cause}"
+
+
 def findings(document: Document) -> RenderableType:
     """When the capability emerged in each arm and how that compares with the reference."""
-    ratios = {row["arm"]: row for row in document["speed_ratios"]}
-    ceilings = {row["arm"]: row for row in document["same_ceiling"]}
+    at = ("arm", "data", "size", "budget_tokens")
+    ratios = {tuple(row.get(key) for key in at): row for row in document["speed_ratios"]}
+    ceilings = {tuple(row.get(key) for key in at): row for row in document["same_ceiling"]}
     rows = document["emergence"]
-    keys = _varying(rows, "data", "size")
+    keys = _varying(rows, "data", "size", "budget_tokens")
     table = _table("arm", "T50 tokens", "95%", "emerged", "ceiling", "T50 ratio", "95%", "p", "same end")
     for row in rows:
-        ratio, ceiling = ratios.get(row["arm"], {}), ceilings.get(row["arm"], {})
+        here = tuple(row.get(key) for key in at)
+        ratio, ceiling = ratios.get(here, {}), ceilings.get(here, {})
         same = {True: "yes", False: "not shown"}.get(ceiling.get("equivalent"), "")
         table.add_row(
             _label(row, keys),

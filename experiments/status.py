@@ -1,7 +1,7 @@
 """Where a study stands: read from its ledger and records, beside a running driver or without one."""
 
+import contextlib
 import json
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from experiments import show
-from orchestrator.ledger import STATES, JobRow, Ledger, timing
+from orchestrator.ledger import STATES, JobRow, Ledger
+from orchestrator.timing import timing
 
 Document = dict[str, Any]
 
@@ -111,58 +111,17 @@ def _seconds_left(rows: list[Document], jobs: dict[str, JobRow], slots: int) -> 
 
 @contextmanager
 def following(look: Callable[[], Document], console: Console, every_s: float = 1.0) -> Iterator[None]:
-    """Shows a study under way while the body runs: a live table on a terminal, else a line for each change."""
-    if console.is_terminal:
+    """A live table of a study while the body runs. What is printed on the console meanwhile stays above it."""
 
-        def table() -> RenderableType:
-            return show.status(look(), console.width, console.height)
+    def table() -> RenderableType:
+        return show.status(look(), console.width, console.height)
 
-        with Live(get_renderable=table, console=console, refresh_per_second=1 / every_s, vertical_overflow="crop"):
-            yield
-        return
-    over = threading.Event()
-    thread = threading.Thread(target=_print_changes, args=(look, console, over, every_s), daemon=True)
-    thread.start()
-    try:
+    with Live(get_renderable=table, console=console, refresh_per_second=1 / every_s, vertical_overflow="crop"):
         yield
-    finally:
-        over.set()
-        thread.join(timeout=5)
 
 
 def watch(look: Callable[[], Document], console: Console, every_s: float = 1.0) -> None:
-    """Shows a study until nothing of it is running or waiting, or the user has seen enough (Ctrl-C)."""
-    with following(look, console, every_s):
-        try:
-            while not is_over(look()):
-                time.sleep(every_s)
-        except KeyboardInterrupt:
-            pass
-
-
-def is_over(document: Document) -> bool:
-    """Whether no cell is running or waiting."""
-    return not any(document["counts"].get(state) for state in ("running", "pending", "blocked"))
-
-
-def _print_changes(look: Callable[[], Document], console: Console, over: threading.Event, every_s: float) -> None:
-    seen: dict[str, str] | None = None
-    while True:
-        last = over.wait(every_s) if seen is not None else over.is_set()
-        document = look()
-        states = {row["id"]: row["state"] for row in document["cells"]}
-        changed = [row for row in document["cells"] if seen is not None and row["state"] != seen.get(row["id"])]
-        for row in changed:
-            console.print(Text(_line(row, document)), soft_wrap=True)
-        seen = states
-        if last:
-            return
-
-
-def _line(row: Document, document: Document) -> str:
-    """`swa-8 tiny seed 0: finished (3/10, about 4 min 10 s left)`"""
-    over = sum(document["counts"].get(state, 0) for state in ("finished", "diverged", "failed"))
-    left = document["seconds_left"]
-    where = f"{over}/{len(document['cells'])}" + (f", about {show.duration(left)} left" if left else "")
-    cause = f": {row['cause']}" if row["cause"] else ""
-    return f"{row['arm']} {row['size']} {row['data']} seed {row['seed']}: {row['state']}{cause} ({where})"
+    """Shows a study until no cell is running or waiting, or the user has seen enough (Ctrl-C)."""
+    with following(look, console, every_s), contextlib.suppress(KeyboardInterrupt):
+        while any(look()["counts"].get(state) for state in ("running", "pending", "blocked")):
+            time.sleep(every_s)

@@ -4,9 +4,9 @@ Two conditions of the data. g-min-4: facts come back after 4 tokens and more, so
 by itself. g-min-48: only after 48 and more, so a window of 8 or 32 never does and one of 128 does less often.
 """
 
-from analysis.measures.recall import Recall
+from analysis.measures.recall import RecallByDistance
 from analysis.measures.retrieval_heads import RetrievalHeads
-from analysis.measures.validation import Validation
+from analysis.measures.validation import ValidationLoss
 from orchestrator.data.recall import RecallLanguage
 from orchestrator.recipe import Recipe
 from orchestrator.study import Arm, Backbone, Evaluations, Question, Size, Study
@@ -28,7 +28,7 @@ study = Study(
     data={f"g-min-{gap}": RecallLanguage(context=256, g_min=gap) for gap in (4, 48)},
     recipe=Recipe(learning_rate=0.02, adam_learning_rate=5e-3, batch_size=8, warmup_steps=10, decay_fraction=0.3),
     backbone=Backbone(mlp="relu2", norm_gain=False, qk_norm=1.5, key_shift=True),
-    measures=[Validation(), Recall(), RetrievalHeads()],
+    measures=[ValidationLoss(), RecallByDistance(), RetrievalHeads()],
     evaluations=Evaluations(every_tokens=60 * TOKENS_A_STEP, checkpoints=6),
     question=Question(capability="recall/accuracy/beyond-128", reference="swa-8"),
     notes=[

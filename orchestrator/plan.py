@@ -185,7 +185,7 @@ def make(
 
 
 def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> Job:
-    context, machine = study.data[cell.data].context, study.machine
+    machine = study.machine
     micro_batch = machine.micro_batch or study.recipe.batch_size // machine.workers
     return Job(
         id=cell.id,
@@ -194,10 +194,15 @@ def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping
         after=(),
         workers=machine.workers,
         tokens=cell.budget_tokens,
-        flops=cost.training_flops_per_token(cell.model, context) * cell.budget_tokens,
-        memory_bytes=cost.memory_bytes(
-            cell.model, micro_batch * context, study.recipe.optimizer, machine.zero_stage, machine.workers
-        ),
+        flops=cost.training_flops(cell.model, cell.budget_tokens),
+        memory_bytes=cost.memory(
+            cell.model,
+            study.recipe.optimizer,
+            micro_batch,
+            machine.zero_stage,
+            machine.workers,
+            study.recipe.precision,
+        ).total,
         seconds=_seconds(cell, cells, known),
     )
 

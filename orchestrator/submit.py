@@ -1,0 +1,148 @@
+"""A study handed in: what its ledger knows, what is missing, and all that has to stand ready while the rest runs."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import plan as planning
+from orchestrator.errors import InputError
+from orchestrator.ledger import Ledger
+from orchestrator.plan import Known, Plan
+from orchestrator.study import Study
+
+if TYPE_CHECKING:
+    from orchestrator.driver import Event, RunResult
+    from orchestrator.fleet import FleetOptions
+    from orchestrator.tracked_runs import CellState
+    from orchestrator.tracking import Tracker
+
+
+@dataclass(frozen=True)
+class Submission:
+    """ran: whether anything was missing. result: of what ran, None when nothing was missing."""
+
+    ran: bool
+    result: "RunResult | None"
+
+
+@dataclass
+class _CellTracker:
+    """A tracker that is told where the cells stand whenever that changes, and last of all before it stops."""
+
+    tracker: "Tracker"
+    ledger: Ledger
+
+    def start(self) -> None:
+        self.update()
+        self.tracker.start()
+
+    def update(self) -> None:
+        self.tracker.update(cell_states(self.ledger))
+
+    def stop(self, timeout: float) -> Any:
+        self.update()
+        return self.tracker.stop(timeout)
+
+
+def cell_states(ledger: Ledger) -> "dict[str, CellState]":
+    """Where each cell the ledger knows stands: with its training job, whose id is the cell's."""
+    from orchestrator.tracked_runs import CellState
+
+    rows = ledger.snapshot().values()
+    return {row.cell_id: CellState(row.state, row.cause, row.attempts) for row in rows if row.kind == "train"}
+
+
+def make_plan(study: Study, root: Path, slots: int) -> Plan:
+    """The plan of a study in the light of what its ledger, if there is one, knows. Creates nothing."""
+    folder = root / study.name
+    known: dict[str, Known] = {}
+    earlier: dict[str, dict[str, Any]] = {}
+    if (folder / "ledger.db").exists():
+        with Ledger.read(folder / "ledger.db") as ledger:
+            known = {job.id: Known(job.state, job.busy_s, job.tokens_done) for job in ledger.snapshot().values()}
+            earlier = ledger.cells()
+    return planning.make(study, folder, known, earlier, slots)
+
+
+def submit(
+    plan: Plan,
+    source: Path,
+    options: "FleetOptions",
+    *,
+    tracking_uri: str | None = None,
+    on_event: "Callable[[Event], None]" = lambda event: None,
+    started: float | None = None,
+) -> Submission:
+    """Runs what a plan misses. source: the study file, whose folder's modules travel with it.
+
+    Raises InputError before anything is started; a study folder that was not there before is then gone again.
+    """
+    folder, root = plan.folder, plan.folder.parent
+    document = json.loads(json.dumps(plan.study_document(source)))
+    if not plan.jobs and _is_delivered(plan, document, tracking_uri):
+        return Submission(False, None)
+    from orchestrator import driver
+    from orchestrator.tracking import Tracker
+
+    made = _make(folder)
+    with driver.study_lock(folder):
+        try:
+            _write(folder / "study.json", document)
+            with Ledger.open(folder / "ledger.db") as ledger:
+                tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger)
+
+                def told(event: "Event") -> None:
+                    tracker.update()
+                    on_event(event)
+
+                result = driver.run(
+                    plan.jobs,
+                    plan.task,
+                    ledger,
+                    options,
+                    cells={cell.id: cell.document for cell in plan.cells},
+                    study_folder=source.parent,
+                    tracker=tracker,
+                    on_event=told,
+                    started=started,
+                )
+        except InputError:
+            if made:
+                shutil.rmtree(folder)
+                for parent in made[1:]:
+                    with contextlib.suppress(OSError):  # somebody else's files are in it by now
+                        parent.rmdir()
+            raise
+    return Submission(bool(plan.jobs), result)
+
+
+def _is_delivered(plan: Plan, document: dict[str, Any], tracking_uri: str | None) -> bool:
+    """Whether study.json and the tracking store already say what they should. Imports no MLflow."""
+    from orchestrator.tracking import up_to_date
+
+    stored = plan.folder / "study.json"
+    if not stored.exists() or json.loads(stored.read_text(encoding="utf-8")) != document:
+        return False
+    with Ledger.read(plan.folder / "ledger.db") as ledger:
+        return up_to_date(plan.folder.parent, document, cell_states(ledger), tracking_uri)
+
+
+def _make(folder: Path) -> list[Path]:
+    """Makes a study's folder; returns the folders that were not there before, the deepest first."""
+    absent = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "jobs").mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--root: {folder.parent} cannot be written ({error.strerror}); give another") from None
+    return absent
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    partial.replace(path)  # a reader never sees half of it
