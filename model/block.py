@@ -1,8 +1,10 @@
 """One layer of the decoder: norm, mixer, norm, MLP, each added to the residual stream."""
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from model.config import Layer, ModelConfig
@@ -39,14 +41,14 @@ class _Squared(Function):
     """relu(x)². Its gradient 2·relu(x) needs the saved relu only; the automatic one keeps and reads both steps."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         positive = F.relu(x)
         ctx.save_for_backward(positive)
         return positive * positive
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (positive,) = ctx.saved_tensors
         return (gradient * positive).mul_(2)
 

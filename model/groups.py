@@ -1,19 +1,38 @@
-"""Which optimizer steps which parameter."""
+"""Which optimizer steps which parameter: matrices inside layers (Muon may), and everything else (AdamW)."""
 
 from torch import nn
 from torch.nn import Parameter
 
+Named = list[tuple[str, Parameter]]
 
-def matrices(model: nn.Module) -> list[tuple[str, Parameter]]:
-    """The 2-D matrices inside layers, by name: what Muon may step. Never embeddings, head, gains or key shifts."""
-    return [
-        (name, parameter)
-        for name, parameter in model.named_parameters()
-        if name.startswith("blocks.") and name.endswith(".weight") and parameter.ndim == 2
-    ]
+# By name, because shape alone misleads: embeddings, the head and depthwise convolutions are two-dimensional too.
+MATRICES = frozenset({"query", "key", "value", "output", "gate", "up", "down"})
 
 
-def others(model: nn.Module) -> list[tuple[str, Parameter]]:
+def matrices(model: nn.Module) -> Named:
+    """The 2-D matrices inside layers: what Muon may step. Never embeddings, head, gains or key shifts."""
+    return grouped(model)[0]
+
+
+def others(model: nn.Module) -> Named:
     """Every parameter that is not one of `matrices`."""
-    stepped = {name for name, _ in matrices(model)}
-    return [(name, parameter) for name, parameter in model.named_parameters() if name not in stepped]
+    return grouped(model)[1]
+
+
+def grouped(model: nn.Module) -> tuple[Named, Named]:
+    """(`matrices`, `others`): each parameter in exactly one, tied ones counted once.
+
+    Raises ValueError naming a parameter inside a layer whose name and shape disagree on where it belongs.
+    """
+    inside: Named = []
+    outside: Named = []
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        listed = last == "weight" and owner.rpartition(".")[2] in MATRICES
+        if name.startswith("blocks.") and listed != (parameter.ndim == 2):
+            raise ValueError(
+                f"{name}: shape {list(parameter.shape)} and the names of model/groups.py disagree on its optimizer; "
+                f"add it there"
+            )
+        (inside if name.startswith("blocks.") and listed else outside).append((name, parameter))
+    return inside, outside

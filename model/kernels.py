@@ -7,11 +7,12 @@ counts the current token) or j < sinks and j <= i. A kernel that cannot honour a
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 try:
@@ -116,7 +117,7 @@ class _Local(Function):
     KEEP = 512  # widest window whose probabilities are kept: beyond, T·w floats a head outweigh every other activation
 
     @staticmethod
-    def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
             b, heads, length, width = query.shape
             groups = key.shape[1]
@@ -136,7 +137,7 @@ class _Local(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         with torch.autocast(gradient.device.type, enabled=False):
             q, k, v, out, bias, *kept = ctx.saved_tensors
             b, heads, groups, length, width = ctx.shape
@@ -147,7 +148,7 @@ class _Local(Function):
             dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
             for i, (rows, keys, mask) in enumerate(_tiles(length, ctx.window, ratio, bias)):
                 p = kept[i] if kept else _probabilities(q[:, rows], k[:, keys], mask)
-                # Added, not accumulated by baddbmm_: into a strided slice that runs matrix by matrix, four times slower.
+                # Not baddbmm_: into a strided slice it runs matrix by matrix, four times slower.
                 dv[:, keys] += torch.bmm(p.mT, g[:, rows])
                 ds = torch.bmm(g[:, rows], v[:, keys].mT).sub_(taken[:, rows]).mul_(p)
                 dq[:, rows] = torch.bmm(ds, k[:, keys])

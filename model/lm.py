@@ -3,16 +3,21 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from model.block import Block
 from model.config import ModelConfig
+from model.cost import LOSS_LOGITS
 from model.initialize import initialize
 from model.norms import RMSNorm
 from model.positions import rope_angles
 
 
 class LanguageModel(nn.Module):
-    """Embedding, blocks, final norm, head. Construct with `build`: the parameters here are unfilled memory."""
+    """Embedding, blocks, final norm, head. Construct with `build`, which fills the parameters.
+
+    recompute: set it to keep only each block's input for the backward pass and run the block again there.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -20,9 +25,8 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in config.layers)
         self.norm = RMSNorm(config.d_model, config.norm_eps, config.norm_gain)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        if config.tied_embeddings:
-            self.head.weight = self.embedding.weight
+        self.head = None if config.tied_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.recompute = False
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -37,21 +41,48 @@ class LanguageModel(nn.Module):
         angles = self.angles(embedded_BTD.shape[1], embedded_BTD.device)
         x_BTD = embedded_BTD
         for block in self.blocks:
-            x_BTD = block(x_BTD, angles)
+            if self.recompute and torch.is_grad_enabled():
+                x_BTD = checkpoint(block, x_BTD, angles, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, angles)
         return self.norm(x_BTD)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits [B, T, V] of the next token."""
-        return self.head(self.hidden(self.embedding(tokens_BT)))
+        return self.logits(self.hidden(self.embedding(tokens_BT)))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the head makes of `hidden` states, [..., D] → [..., V]; the embedding's own matrix where tied."""
+        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy of each target in nats, float32 [B, T]."""
-        logits = self(tokens_BT).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="none").view_as(targets_BT)
+        x_ND = self.hidden(self.embedding(tokens_BT)).flatten(0, 1)
+        chunks = zip(self._chunks(x_ND), self._chunks(targets_BT.flatten()), strict=True)
+        return torch.cat([self._cross_entropy(x, target, "none") for x, target in chunks]).view_as(targets_BT)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean cross-entropy over all targets in nats, a float32 scalar."""
-        return F.cross_entropy(self(tokens_BT).float().flatten(0, 1), targets_BT.flatten())
+        """Mean cross-entropy over all targets in nats, a float32 scalar.
+
+        Float32 logits outweigh all else on long sequences: beyond LOSS_LOGITS of them the head runs in chunks of
+        tokens whose logits are made again in the backward pass.
+        """
+        x_ND = self.hidden(self.embedding(tokens_BT)).flatten(0, 1)
+        target_N = targets_BT.flatten()
+        if target_N.numel() * self.config.vocab_size <= LOSS_LOGITS:
+            return self._cross_entropy(x_ND, target_N, "mean")
+        total = x_ND.new_zeros((), dtype=torch.float32)
+        for x, target in zip(self._chunks(x_ND), self._chunks(target_N), strict=True):
+            total = total + checkpoint(self._cross_entropy, x, target, "sum", use_reentrant=False)
+        return total / target_N.numel()
+
+    def _chunks(self, per_token: Tensor) -> tuple[Tensor, ...]:
+        return per_token.split(max(1, LOSS_LOGITS // self.config.vocab_size))
+
+    def _cross_entropy(self, x_ND: Tensor, target_N: Tensor, reduction: str) -> Tensor:
+        logits = self.logits(x_ND)
+        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        return F.cross_entropy(wide, target_N, reduction=reduction)
 
 
 def build(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> LanguageModel:

@@ -1,16 +1,18 @@
 """RMSNorm, with and without a gain."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 
 class _Normed(Function):
     """x / sqrt(mean(x²) + eps). Derived by hand: the automatic backward of the CPU takes seven times as long."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         # Squares are taken in float32 at least: a bfloat16 mean of squares loses the norm itself.
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -20,7 +22,7 @@ class _Normed(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         normed, scale = ctx.saved_tensors
         wide = gradient.to(normed.dtype)
         along = (wide * normed).mean(-1, keepdim=True)
