@@ -53,8 +53,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def measurements(path: Path) -> set[str]:
+    """Identities of the measurements a record holds; empty where there is no record."""
+    return {line["measurement"] for line in read(path) if line.get("measurement")}
+
+
 def table(lines: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-    """The measurements among `lines`, long: step, tokens, time, source, measurement, metric, value (null: not finite)."""
+    """The measurements among `lines`, long: one row a metric; a value that was not finite is null."""
     rows = [
         (line["step"], line["tokens"], line["time"], line["source"], line.get("measurement"), metric, value)
         for line in lines

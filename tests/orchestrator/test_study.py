@@ -1,0 +1,242 @@
+"""A study file becomes cells, or one clear line."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from model.config import parse_pattern
+from orchestrator import cells, identity, plan, study
+from orchestrator.errors import InputError, one_line
+from orchestrator.recipe import Recipe
+from orchestrator.study import PAPER_SIZES, Arm, Evaluations, Machine, Question, Size, Study
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """Random tokens: enough of a data source for planning."""
+
+    vocab_size: int = 32
+    context: int = 64
+    chance: float = 1 / 32
+    path: str = "here"
+
+    def identity(self):
+        return {"vocab_size": self.vocab_size, "context": self.context}
+
+    def check(self):
+        pass
+
+    def batch(self, seed, step, rows):
+        return np.random.default_rng([seed, step]).integers(0, self.vocab_size, (len(rows), self.context + 1))
+
+    def held_out(self, documents):
+        return self.batch(0, 0, range(documents))
+
+    def facts(self, documents):
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    name: str = "count"
+    documents: int = 8
+
+    def identity(self):
+        return {"documents": self.documents}
+
+    def __call__(self, model, data):
+        raise NotImplementedError
+
+
+SIZE = Size(name="tiny", d_model=16, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=8, d_ff=32)
+
+
+def make_study(**changes) -> Study:
+    fields = {
+        "name": "tiny",
+        "arms": [Arm(name="full", pattern="full"), Arm(name="swa-8", pattern="swa-8 full")],
+        "sizes": [SIZE],
+        "budgets": [6400],
+        "seeds": [0, 1],
+        "data": Noise(),
+        "recipe": Recipe(learning_rate=0.02, batch_size=2),
+        "measures": [Count()],
+    }
+    return Study(**{**fields, **changes})
+
+
+def refusal(**changes) -> str:
+    with pytest.raises(ValidationError) as caught:
+        make_study(**changes)
+    line = one_line(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_grid_is_the_product_of_its_axes():
+    grid = cells.expand(make_study(budgets=[6400, 12800], data={"near": Noise(), "far": Noise(context=128)}))
+    assert len(grid) == 2 * 1 * 2 * 2 * 2
+    assert len({cell.id for cell in grid}) == len(grid)
+    assert {cell.budget_tokens for cell in grid} == {6400, 12800}
+
+
+def test_budget_in_multiples_of_n_counts_non_embedding_parameters():
+    cell = cells.expand(make_study(budgets=["3N"]))[0]
+    tokens_per_step = 2 * 64
+    assert cell.steps == round(3 * cell.non_embedding_params / tokens_per_step)
+    assert cell.budget_tokens == cell.steps * tokens_per_step
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"measures": []},
+        {"machine": Machine(micro_batch=1, threads=2, log_every=5)},
+        {"notes": ["said otherwise"]},
+        {"name": "renamed"},
+        {"data": Noise(path="elsewhere")},
+        {"evaluations": Evaluations(every_tokens=1280)},
+        {"question": Question(capability="recall/accuracy/beyond-128", reference="full")},
+    ],
+)
+def test_identity_ignores_what_does_not_change_weights(changes):
+    assert [c.id for c in cells.expand(make_study(**changes))] == [c.id for c in cells.expand(make_study())]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"recipe": Recipe(learning_rate=0.01, batch_size=2)}, "recipe.learning_rate: 0.02 -> 0.01"),
+        ({"data": Noise(vocab_size=48)}, "data.vocab_size: 32 -> 48"),
+        ({"sizes": [SIZE.model_copy(update={"d_ff": 48})]}, "model.d_ff: 32 -> 48"),
+    ],
+)
+def test_a_changed_identity_is_explained_by_its_field(changes, field, tmp_path):
+    before, after = make_study(), make_study(**changes)
+    earlier = {cell.id: plan.ledger_row(cell) for cell in cells.expand(before)}
+    made = plan.make(after, tmp_path, known={}, earlier=earlier)
+    assert set(made.changed) == {cell.id for cell in made.cells}
+    assert all(field in why for why in made.changed.values())
+
+
+def test_finished_cells_are_not_planned_again(tmp_path):
+    one, two = make_study(), make_study(seeds=[0, 1, 2])
+    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(one)}
+    measured = tmp_path / "jobs"
+    for cell_id in known:
+        (measured / cell_id).mkdir(parents=True)
+        line = f'{{"step": 1, "source": "count", "measurement": "{plan.measurement_id(Count())}", "metrics": {{}}}}\n'
+        (measured / cell_id / "record.jsonl").write_text(line)
+    assert plan.make(one, tmp_path, known).jobs == ()
+    grown = plan.make(two, tmp_path, known)
+    assert grown.missing == 2
+    assert {cell.seed for cell in grown.cells if cell.id in {job.cell_id for job in grown.jobs}} == {2}
+    assert all(job.seconds == pytest.approx(2.0) for job in grown.jobs)
+
+
+def test_a_new_measure_plans_measurements_only(tmp_path):
+    grid = make_study()
+    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(grid)}
+    made = plan.make(make_study(measures=[Count(documents=9)]), tmp_path, known)
+    assert made.missing == 0
+    assert {job.kind for job in made.jobs} == {"measure"}
+    assert sum(job.tokens for job in made.jobs) == 0
+
+
+def test_identity_is_stable():
+    """Pinned: a change here means that every stored cell would be trained again. Raise SEMANTICS instead."""
+    assert identity.digest({"semantics": 1, "model": {"d_model": 16}, "seed": 0}) == "42abf2a6b768"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lr": 1}, ["Study.lr", "unknown field"]),
+        ({"arm": []}, ["did you mean arms"]),
+        ({"arms": []}, ["Study.arms", "empty"]),
+        ({"seeds": []}, ["Study.seeds", "empty"]),
+        ({"arms": [Arm(name="a", pattern="full"), Arm(name="a", pattern="swa-8")]}, ["arm 'a'", "2 times"]),
+        ({"arms": [Arm(name="a", pattern="full"), Arm(name="b", pattern=" full")]}, ["drop one"]),
+        ({"arms": [Arm(name="a", pattern="swa-0 full")]}, ["swa-0", "window 0"]),
+        ({"arms": [Arm(name="a", pattern="swa--3 full")]}, ["swa--3", "window -3"]),
+        ({"arms": [Arm(name="a", pattern="full full full")]}, ["does not divide 2 layers"]),
+        ({"arms": [Arm(name="a", pattern="mystery")]}, ["mystery", "known"]),
+        ({"measures": ["recall"]}, ["'recall' is no measure"]),
+        ({"budgets": ["many"]}, ["'many' is no budget", "100N"]),
+        ({"question": Question(capability="x", reference="gone")}, ["'gone' is no arm", "full, swa-8"]),
+        ({"machine": Machine(workers=3)}, ["workers: 3 does not divide batch_size 2"]),
+        ({"name": "a/b"}, ["Study.name", "'a/b'"]),
+    ],
+)
+def test_bad_studies_are_refused_in_one_line(changes, words):
+    line = refusal(**changes)
+    assert all(word in line for word in words), line
+
+
+def test_budget_below_one_step_is_refused():
+    with pytest.raises(InputError, match="below one step of 128"):
+        cells.expand(make_study(budgets=[10]))
+
+
+def test_learning_rate_of_text_is_refused():
+    with pytest.raises(ValidationError) as caught:
+        Recipe(learning_rate="0.02", batch_size=2)
+    assert one_line(caught.value).startswith("Recipe.learning_rate: '0.02' is refused; input should be a valid number")
+
+
+def test_load_names_file_and_line(tmp_path: Path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("x = 1\nstudy = (\n")
+    with pytest.raises(InputError, match=r"^bad.py:2: "):
+        study.load(bad)
+    bad.write_text("from orchestrator.recipe import Recipe\n\nRecipe(learning_rate=-1.0, batch_size=2)\n")
+    with pytest.raises(InputError, match=r"^bad.py:3: Recipe.learning_rate: -1.0 is refused"):
+        study.load(bad)
+    bad.write_text("x = 1\n")
+    with pytest.raises(InputError, match="defines no `study`"):
+        study.load(bad)
+
+
+def test_a_helper_module_is_found_but_shadows_no_room(tmp_path: Path):
+    (tmp_path / "model.py").write_text("raise RuntimeError('shadowed')\n")
+    (tmp_path / "helper_of_this_test.py").write_text("ARM = 'swa-4 full'\n")
+    (tmp_path / "mine.py").write_text(
+        "from helper_of_this_test import ARM\n"
+        "from model.config import parse_pattern\n"
+        "from tests.orchestrator.test_study import make_study\n"
+        "from orchestrator.study import Arm\n"
+        "study = make_study(arms=[Arm(name='a', pattern=ARM)])\n"
+    )
+    assert study.load(tmp_path / "mine.py").arms[0].pattern == "swa-4 full"
+
+
+def test_paper_sizes_have_the_papers_n():
+    paper = make_study(sizes=[PAPER_SIZES[s] for s in ("S1", "S2", "S3", "S4")], arms=[Arm(name="full", pattern="full")])
+    counted = {cell.size: cell.non_embedding_params for cell in cells.expand(paper)}
+    assert counted == {"S1": 14_999_424, "S2": 31_470_080, "S3": 64_901_760, "S4": 104_427_264}
+
+
+@given(st.integers(1, 5000), st.integers(1, 12), st.one_of(st.none(), st.integers(1, 10**6)))
+def test_checkpoints_are_evaluations_and_both_end_with_the_budget(steps, checkpoints, every_tokens):
+    evaluate, keep = Evaluations(every_tokens=every_tokens, checkpoints=checkpoints).steps(steps, 128)
+    assert set(keep) <= set(evaluate) <= set(range(1, steps + 1))
+    assert evaluate[-1] == keep[-1] == steps
+    assert len(keep) <= checkpoints
+
+
+def test_nope_full_takes_positions_from_the_full_layers_only():
+    layers = parse_pattern("swa-8 full", 4, "nope-full")
+    assert [(layer.mixer, layer.window, layer.rope) for layer in layers] == [
+        ("swa", 8, True),
+        ("full", None, False),
+    ] * 2
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.1), (9, 1.0), (500, 1.0), (630, 1.0), (765, 0.5), (899, 1 / 270)])
+def test_warmup_stable_decay(step, rate):
+    assert Recipe(learning_rate=0.02, batch_size=8).rate(step, 900) == pytest.approx(rate)
