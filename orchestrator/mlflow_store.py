@@ -60,6 +60,12 @@ def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
+def settle() -> None:
+    """Puts MLflow's settings in place where the user has none; to be called before MLflow is imported."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """One program at a time opens a store: two that find it empty would both create its tables, and both fail."""
@@ -75,8 +81,7 @@ class MlflowStore:
     """
 
     def __init__(self, uri: str, experiment: str, artifacts: Path) -> None:
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
+        settle()
         from mlflow.tracking import MlflowClient
 
         for name in ("mlflow", "alembic", "urllib3.connectionpool"):

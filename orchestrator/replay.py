@@ -174,10 +174,11 @@ class Replay:
 
         Raises what MLflow raises; a pass may be repeated after any of it.
         """
-        wanted = self.states(told, leaving)
         if self._store is None:
             self._store = self._open()
-        for run, state in wanted:
+        wanted = self.states(told, leaving)
+        # When time is short, what the store shows as running comes first.
+        for run, state in sorted(wanted, key=lambda each: leaving and not self._shows_running(each[0])):
             if go_on():
                 self._deliver_state(self._store, run, state)
         for run, _ in wanted[1:]:
@@ -207,10 +208,10 @@ class Replay:
         place = self._tracking_uri or default_uri(self._root)
         store = MlflowStore(place, self._study, self._root / "mlartifacts")
         there: dict[str, StoredRun] = {}
-        for found in store.runs():
-            key = found.tags.get("gridlaw.cell") or found.tags.get("gridlaw.kind")
-            if found.tags.get("gridlaw.study") == self._study and key:
-                there.setdefault(key, found)
+        for stored in store.runs():
+            key = stored.tags.get("gridlaw.cell") or stored.tags.get("gridlaw.kind")
+            if stored.tags.get("gridlaw.study") == self._study and key:
+                there.setdefault(key, stored)
         for run in [self.parent, *self.runs]:
             key, note = run.cell or "study", self._notes[run.folder]
             found = there.pop(key) if key in there else None
@@ -219,9 +220,9 @@ class Replay:
             elif note.state and note.state.status != found.status:
                 note = replace(note, state=None)
             self._notes[run.folder] = note
-        for found in there.values():
-            if found.status == "RUNNING":
-                store.set_status(found.run_id, "KILLED", round(time.time() * 1000))
+        for left in there.values():
+            if left.status == "RUNNING":
+                store.set_status(left.run_id, "KILLED", round(time.time() * 1000))
         return store
 
     def _deliver_state(self, store: MlflowStore, run: Run, state: CellState) -> None:
@@ -240,11 +241,15 @@ class Replay:
             store.set_status(str(note.run_id), state.status, end or round(time.time() * 1000))
             self._note(run, state=state)
 
+    def _shows_running(self, run: Run) -> bool:
+        state = self._notes[run.folder].state
+        return run.cell is None or (state is not None and state.status == "RUNNING")
+
     def _parent_tag(self, run: Run) -> dict[str, str]:
         return {"mlflow.parentRunId": str(self._notes[self.parent.folder].run_id)} if run.cell else {}
 
     def _note(self, run: Run, **delivered: Any) -> Note:
         note = self._notes[run.folder] = replace(self._notes[run.folder], **delivered)
-        if run.folder.is_dir():
-            note.write(run.folder)
+        run.folder.mkdir(parents=True, exist_ok=True)  # a cell can fail before its job made the folder
+        note.write(run.folder)
         return note

@@ -76,7 +76,7 @@ class Tracker:
         try:
             self._replay.deliver(self._states, leaving, lambda: time.monotonic() < self._deadline)
         except Exception as error:  # whatever the store does must not reach the training
-            self._reason = " ".join(str(error).split())[:300] or type(error).__name__
+            self._reason = in_words(error, self._replay.uri)
             self._replay.forget_store()
             return False
         self._reason = None
@@ -97,5 +97,14 @@ def log_report(root: Path, study: str, report_folder: Path, tracking_uri: str | 
         store, run_id = Replay(root, document, tracking_uri).open_parent()
         store.log_folder(run_id, report_folder, "report")
     except Exception as error:  # the report is on disk; a tracking server must not fail the command
-        return " ".join(str(error).split())[:300] or type(error).__name__
+        return in_words(error, tracking_uri or "the studies' own store")
     return None
+
+
+def in_words(error: Exception, place: str) -> str:
+    """One line on why a store failed. place: its URI."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "ConnectionPool" not in text and "Connection aborted" not in text:
+        return text[:300]
+    known = ("Connection refused", "timed out", "Connection reset", "Failed to resolve", "closed connection")
+    return f"{place} cannot be reached ({next((words for words in known if words in text), 'no connection')})"
