@@ -1,4 +1,8 @@
-"""Held-out documents for measures: made once a process, put through the model in pieces of one shape."""
+"""Held-out documents for measures: made once a process, put through the model in pieces of one shape.
+
+Measures run under no_grad, not inference_mode: what a model keeps from its first call (RoPE angles) must still be good
+for training when that call was a measure.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -10,8 +14,8 @@ from torch import Tensor
 from model.lm import LanguageModel
 from orchestrator.data.stream import Data, FactSet
 
-_LOGITS = 2**26  # numbers in the logits of one piece: 256 MiB in float32
-_ROWS = 32
+# Tokens of one piece: what a core's cache holds of a small model's activations, and what fills an accelerator.
+_TOKENS_CPU, _TOKENS_ACCELERATOR = 2**11, 2**16
 
 
 @functools.lru_cache(maxsize=8)
@@ -24,15 +28,16 @@ def held_out(data: Data, documents: int) -> np.ndarray:
     return data.held_out(documents)
 
 
-def pieces(model: LanguageModel, tokens: np.ndarray, vocab_size: int) -> Iterator[tuple[range, Tensor]]:
+def pieces(model: LanguageModel, tokens: np.ndarray) -> Iterator[tuple[range, Tensor]]:
     """(rows, their tokens [B, T] on the model's device); tokens: int64 [documents, T].
 
     B is the same for every piece, or a compiled model would be compiled again for the last: its rows are then followed
     by copies of the first document, which the caller ignores.
     """
     documents, length = tokens.shape
-    rows = max(1, min(_ROWS, documents, _LOGITS // (length * vocab_size)))
     device = next(model.parameters()).device
+    most = _TOKENS_CPU if device.type == "cpu" else _TOKENS_ACCELERATOR
+    rows = max(1, min(documents, most // length))
     for start in range(0, documents, rows):
         piece = tokens[start : start + rows]
         if len(piece) < rows:

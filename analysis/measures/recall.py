@@ -1,5 +1,6 @@
 """Recall by distance: whether a fact stated earlier in the document is known when asked, by how far back it stands."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -47,15 +48,20 @@ class RecallByDistance(BaseModel):
     def identity(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
         asked = facts(data, self.documents)
         right, loss = np.empty(len(asked.answer), dtype=bool), np.empty(len(asked.answer))
-        for rows, piece in pieces(model, asked.tokens, data.vocab_size):
+        for rows, piece in pieces(model, asked.tokens):
             here = np.flatnonzero((asked.document >= rows.start) & (asked.document < rows.stop))
-            logits_BTV = model(piece[:, :-1])
+            hidden_BTD = model.hidden(model.embedding(piece[:, :-1]))
             right[here], loss[here] = score_answers(
-                logits_BTV, piece[:, 1:], asked.document[here] - rows.start, asked.answer[here], asked.length[here]
+                model.logits,
+                hidden_BTD,
+                piece[:, 1:],
+                asked.document[here] - rows.start,
+                asked.answer[here],
+                asked.length[here],
             )
         bucket = np.searchsorted(self.edges, asked.distance)
         metrics, table = {}, []
@@ -70,19 +76,24 @@ class RecallByDistance(BaseModel):
 
 
 def score_answers(
-    logits_BTV: Tensor, targets_BT: Tensor, document: np.ndarray, answer: np.ndarray, length: np.ndarray
+    logits_of: Callable[[Tensor], Tensor],
+    hidden_BTD: Tensor,
+    targets_BT: Tensor,
+    document: np.ndarray,
+    answer: np.ndarray,
+    length: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(all tokens are the arg-max, mean loss a token in nats) of each answer: arrays [answers].
 
-    logits[b, t] predicts targets[b, t]. document, answer, length: int64 [answers] as in FactSet, document a row of the
-    logits: the first token of an answer is targets[document, answer - 1].
+    logits_of is the head, asked for the states that answers need only; hidden[b, t] predicts targets[b, t].
+    document, answer, length: int64 [answers] as in FactSet, document a row of `hidden`: an answer's first token is
+    targets[document, answer - 1].
     """
-    first = torch.from_numpy(np.repeat(answer - 1 - np.cumsum(length) + length, length) + np.arange(length.sum()))
-    owner = torch.from_numpy(np.repeat(np.arange(len(answer)), length))
-    row = torch.from_numpy(document)[owner]
-    logits = logits_BTV[row, first].float()
-    targets = targets_BT[row, first]
-    wrong, loss = torch.zeros(len(answer)), torch.zeros(len(answer))
-    wrong.index_add_(0, owner, (logits.argmax(-1) != targets).float().cpu())
-    loss.index_add_(0, owner, F.cross_entropy(logits, targets, reduction="none").cpu())
-    return (wrong == 0).numpy(), loss.numpy() / length
+    owner = np.repeat(np.arange(len(answer)), length)
+    place = answer[owner] - 1 + np.arange(len(owner)) - (np.cumsum(length) - length)[owner]
+    targets = targets_BT[document[owner], place]
+    logits = logits_of(hidden_BTD[document[owner], place]).float()
+    wrong = (logits.argmax(-1) != targets).cpu().numpy()
+    loss = F.cross_entropy(logits, targets, reduction="none").cpu().numpy()
+    count = len(answer)
+    return np.bincount(owner, wrong, count) == 0, np.bincount(owner, loss, count) / length

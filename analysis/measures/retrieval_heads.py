@@ -42,7 +42,7 @@ class RetrievalHeads(BaseModel):
         if not layers or not far.size:
             return Measurement({})
         total: dict[int, Tensor] = {}
-        for rows, piece in pieces(model, asked.tokens[:, :-1], data.vocab_size):
+        for rows, piece in pieces(model, asked.tokens[:, :-1]):
             here = far[(asked.document[far] >= rows.start) & (asked.document[far] < rows.stop)]
             document = asked.document[here] - rows.start
             # Which of its document's facts each is: documents differ in how many they ask, so the last places stay 0.

@@ -30,11 +30,11 @@ class ValidationLoss(BaseModel):
     def identity(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
         tokens = held_out(data, self.documents)
         total = 0.0
-        for rows, piece in pieces(model, tokens, data.vocab_size):
+        for rows, piece in pieces(model, tokens):
             losses_BT = model.token_losses(piece[:, :-1], piece[:, 1:])
             total += losses_BT[: len(rows)].double().sum().item()
         metrics = {"validation/loss": total / tokens[:, 1:].size}

@@ -34,7 +34,13 @@ class Fake(nn.Module):
         self.rule, self.vocab_size = rule, vocab_size
         self.nothing = nn.Parameter(torch.zeros(1))
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
+    def embedding(self, tokens_BT: Tensor) -> Tensor:
+        return tokens_BT
+
+    def logits(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
         draw = torch.Generator().manual_seed(0)
         logits = torch.zeros(*tokens_BT.shape, self.vocab_size)
         if self.rule == "guess a value":
@@ -49,7 +55,7 @@ class Fake(nn.Module):
         return logits
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self(tokens_BT).mT, targets_BT, reduction="none")
+        return nn.functional.cross_entropy(self.hidden(tokens_BT).mT, targets_BT, reduction="none")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +93,7 @@ def test_an_answer_of_two_tokens_is_right_only_as_a_whole() -> None:
     predicted = torch.tensor([[1, 2, 0, 1, 3, 0], [0, 3, 0, 1, 0, 0]])
     logits = nn.functional.one_hot(predicted, 4).float() * 2
     document, answer = np.array([0, 0, 1, 1]), np.array([1, 4, 2, 4])
-    right, loss = score_answers(logits, targets, document, answer, np.array([2, 2, 1, 1]))
+    right, loss = score_answers(nn.Identity(), logits, targets, document, answer, np.array([2, 2, 1, 1]))
     assert right.tolist() == [True, False, True, False]
     hit, miss = math.log(math.exp(2) + 3) - 2, math.log(math.exp(2) + 3)
     np.testing.assert_allclose(loss, [hit, (hit + miss) / 2, hit, miss], rtol=1e-6)
@@ -124,11 +130,11 @@ def test_text_is_measured_in_bits_per_byte(tmp_path: Path) -> None:
 
 
 def test_pieces_have_one_shape_and_miss_nothing(tiny: LanguageModel) -> None:
-    tokens = np.arange(40 * 16).reshape(40, 16)
-    parts = list(pieces(tiny, tokens, 96))
-    assert {tuple(piece.shape) for _, piece in parts} == {(32, 16)}
+    tokens = np.arange(40 * 64).reshape(40, 64)
+    parts = list(pieces(tiny, tokens))
+    assert {tuple(piece.shape) for _, piece in parts} == {(32, 64)}
     np.testing.assert_array_equal(np.concatenate([piece[: len(rows)] for rows, piece in parts]), tokens)
-    assert len(next(pieces(tiny, tokens, 2**24))[1]) == 1
+    assert [len(rows) for rows, _ in pieces(tiny, tokens.reshape(1, -1))] == [1]  # longer than a piece should be
 
 
 def test_attention_on_the_answer() -> None:
@@ -138,9 +144,9 @@ def test_attention_on_the_answer() -> None:
 
 
 def test_retrieval_scores_equal_those_of_whole_attention(tiny: LanguageModel) -> None:
-    """Against every fact's row, taken one by one; 35 documents make two pieces, the second padded."""
-    result = RetrievalHeads(documents=35, beyond=64)(tiny, DATA)
-    facts = DATA.facts(35)
+    """Against every fact's row, taken one by one; 12 documents make two pieces, the second padded."""
+    result = RetrievalHeads(documents=12, beyond=64)(tiny, DATA)
+    facts = DATA.facts(12)
     expected = {(layer, head): [] for layer in (1, 3) for head in range(4)}
     for document, answer, stated, distance in zip(
         facts.document, facts.answer, facts.stated, facts.distance, strict=True
@@ -171,7 +177,7 @@ def test_an_evaluation_is_cheap(tiny: LanguageModel) -> None:
         return time.perf_counter() - start
 
     evaluate()
-    assert min(evaluate() for _ in range(3)) < 3  # about 0.7 s on an idle core
+    assert min(evaluate() for _ in range(2)) < 5  # under 1 s on an idle core
 
 
 @pytest.mark.parametrize("measure", [ValidationLoss(), RecallByDistance(), RetrievalHeads()])
@@ -182,6 +188,17 @@ def test_measures_are_plain_and_leave_the_model_as_it_was(measure: Measure, tiny
     assert small.identity() != measure.identity()
     assert small(tiny, DATA) == small(tiny, DATA)
     assert all(parameter.grad is None for parameter in tiny.parameters())
+
+
+@pytest.mark.parametrize(
+    "measure", [ValidationLoss(documents=4), RecallByDistance(documents=4), RetrievalHeads(documents=4)]
+)
+def test_a_model_measured_before_its_first_step_can_train(measure: Measure) -> None:
+    """What the first call keeps (RoPE angles) must not be barred from the backward pass."""
+    model = build(ModelConfig(96, 256, 32, 2, 2, 16, 32, parse_pattern("full", 2, "rope")), 0)
+    measure(model, DATA)
+    tokens = torch.from_numpy(DATA.batch(0, 0, range(1)))
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
 
 
 @pytest.mark.parametrize("edges", [(), (0, 8), (8, 8), (32, 8)])
