@@ -26,7 +26,7 @@ ROOT = Path("studies")
 class OneLineErrors(TyperGroup):
     """A wrong input ends in one line on standard error and exit code 2."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except InputError as error:

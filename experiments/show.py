@@ -38,7 +38,9 @@ def duration(seconds: float | None) -> str:
 
 def _table(*columns: str, title: str | None = None) -> Table:
     """The first column is text, the others numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True, header_style="bold"
+    )
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True, overflow="ellipsis")
     return table
@@ -158,7 +160,7 @@ def _cell_table(cells: list[Document], keys: list[str], width: int) -> Table:
 def _group_table(groups: dict[str, list[Document]], room: int, width: int) -> Table:
     table = _table("arm", "cells", "done", "running", "wait", "lost", "progress", "", "left")
     moving = sorted(groups, key=lambda label: not any(cell["state"] == "running" for cell in groups[label]))
-    shown = moving[:room] if len(groups) > room else list(groups)
+    shown = moving[: room - 1] if len(groups) > room else list(groups)
     for label in shown:
         group = groups[label]
         states = Counter(cell["state"] for cell in group)
@@ -194,17 +196,16 @@ def event(kind: str, job_id: str | None, text: str, document: Document) -> str:
 
 
 def findings(document: Document) -> RenderableType:
-    """When the capability emerged in each arm and how that compares with the reference."""
+    """When the capability emerged in each arm. ratio: of T50 to the reference's; level: whether both end alike."""
     at = ("arm", "data", "size", "budget_tokens")
     ratios = {tuple(row.get(key) for key in at): row for row in document["speed_ratios"]}
     ceilings = {tuple(row.get(key) for key in at): row for row in document["same_ceiling"]}
     rows = document["emergence"]
     keys = _varying(rows, "data", "size", "budget_tokens")
-    table = _table("arm", "T50 tokens", "95%", "emerged", "ceiling", "T50 ratio", "95%", "p", "same end")
+    table = _table("arm", "T50 tokens", "95%", "emerged", "ceiling", "ratio", "95%", "level")
     for row in rows:
         here = tuple(row.get(key) for key in at)
         ratio, ceiling = ratios.get(here, {}), ceilings.get(here, {})
-        same = {True: "yes", False: "not shown"}.get(ceiling.get("equivalent"), "")
         table.add_row(
             _label(row, keys),
             count(row["t50_tokens"]),
@@ -213,8 +214,7 @@ def findings(document: Document) -> RenderableType:
             "-" if row["ceiling"] is None else f"{row['ceiling']:.2f}",
             "" if ratio.get("ratio") is None else f"{ratio['ratio']:.2f}",
             _interval(ratio.get("ci"), lambda x: f"{x:.2f}"),
-            "" if ratio.get("p") is None else f"{ratio['p']:.2g}",
-            same,
+            {True: "yes", False: "no"}.get(ceiling.get("equivalent"), ""),
         )
     return table
 
