@@ -5,6 +5,7 @@ A censored seed is neither dropped nor given a T50: it makes the ratio unknown, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -42,7 +43,8 @@ class SpeedRatio:
 class SameCeiling:
     """Ceiling of `arm` minus ceiling of `reference`, over emerged seeds, all of which must have reached a plateau.
 
-    equivalent: two one-sided tests at 5% put the difference within the margin; None where they cannot be made.
+    p, p_holm: of no difference, as in SpeedRatio. equivalent: two one-sided tests at 5% put the difference within the
+    margin; None where they cannot be made.
     """
 
     arm: str
@@ -51,9 +53,14 @@ class SameCeiling:
     margin: float
     difference: float | None
     ci: Interval | None
+    p: float | None
+    p_holm: float | None
     p_equivalent: float | None
     equivalent: bool | None
     flags: tuple[str, ...]
+
+
+Row = TypeVar("Row", SpeedRatio, SameCeiling)
 
 
 def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
@@ -94,13 +101,13 @@ def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
     )
 
 
-def holm_adjusted(ratios: Sequence[SpeedRatio]) -> tuple[SpeedRatio, ...]:
-    """Holm over the arms compared with one reference under one condition."""
+def holm_adjusted(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows with p_holm, over the arms compared with one reference under one condition."""
     adjusted: dict[int, float] = {}
-    for condition in dict.fromkeys(ratio.condition for ratio in ratios):
-        family = {i: r.p for i, r in enumerate(ratios) if r.condition == condition and r.p is not None}
+    for condition in dict.fromkeys(row.condition for row in rows):
+        family = {i: row.p for i, row in enumerate(rows) if row.condition == condition and row.p is not None}
         adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
-    return tuple(replace(ratio, p_holm=adjusted.get(i)) for i, ratio in enumerate(ratios))
+    return tuple(replace(row, p_holm=adjusted.get(i)) for i, row in enumerate(rows))
 
 
 def same_ceiling(arm: Emergence, reference: Emergence, margin: float) -> SameCeiling:
@@ -126,6 +133,8 @@ def same_ceiling(arm: Emergence, reference: Emergence, margin: float) -> SameCei
         margin=margin,
         difference=test.estimate if test else None,
         ci=test.ci if test else None,
+        p=test.p if test else None,
+        p_holm=None,
         p_equivalent=test.p_equivalent if test else None,
         equivalent=test.p_equivalent < 0.05 if test and test.p_equivalent is not None else None,
         flags=tuple(flags),

@@ -60,7 +60,7 @@ def fit_results(results: Results) -> StudyFit:
         arms=results.arms,
         emergence=emergence,
         speed_ratios=holm_adjusted([speed_ratio(arm, reference) for arm, reference in pairs]),
-        same_ceiling=tuple(same_ceiling(arm, ref, question.margin) for arm, ref in pairs) if question else (),
+        same_ceiling=holm_adjusted([same_ceiling(arm, ref, question.margin) for arm, ref in pairs]) if question else (),
         counts=results.counts(),
         left_out=tuple(
             left_out.select("id", "arm", "size", "data", "seed", "state", "cause", "tokens_done").to_dicts()

@@ -1,0 +1,134 @@
+"""The hand in which every figure is drawn: colours, axes in tokens, labels that keep apart, files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib import rc_context, ticker
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from analysis.arm_emergence import Condition
+
+# Okabe and Ito's colours, told apart with any common colour blindness; their yellow is too light on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)))
+INK, NOTE, FAINT = "#222222", "#5F5F5F", "#8A8A8A"
+UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e5, 1e6, "M"), (1e3, 1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """How an arm is drawn, in every figure of its study."""
+
+    colour: str
+    dash: Any
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One figure on disk. svg, png: the picture; csv: the numbers it shows; alt: what is to be seen, in words."""
+
+    name: str
+    condition: Condition
+    title: str
+    alt: str
+    svg: Path
+    png: Path
+    csv: Path
+
+
+def strokes(arms: Sequence[str]) -> dict[str, Stroke]:
+    """A colour an arm, by its place in the study; the dash tells arms of one colour apart when there are many."""
+    return {
+        arm: Stroke(COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]) for i, arm in enumerate(arms)
+    }
+
+
+def tokens_text(tokens: float) -> str:
+    """Engineering notation with three figures: 0.5M, 1.84M, 12.6B."""
+    for least, unit, letter in UNITS:
+        if tokens >= least:
+            return f"{tokens / unit:.3g}{letter}" if tokens / unit < 999.5 else f"{tokens / unit:.0f}{letter}"
+    return f"{tokens:.0f}"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, width and height in inches, bound to no window."""
+    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plain(axes: Axes) -> Axes:
+    """Two spines and a light grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9, color=FAINT, which="both")
+    axes.grid(True, color="#E6E6E6", linewidth=0.7)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def tokens_axis(axes: Axes, low: float, high: float, label: str = "Training tokens") -> None:
+    """A log axis from `low` to `high` tokens with labels at 1, 2 and 5 of each decade."""
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.05, high * 1.05)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: tokens_text(x)))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.set_xlabel(label, color=INK, fontsize=9.5)
+
+
+def kept_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The places nearest to `places` that are at least `gap` apart and within low..high, in the same order.
+
+    More places than fit share the range evenly.
+    """
+    if not places:
+        return []
+    gap = min(gap, (high - low) / max(1, len(places) - 1))
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    # Least squares under y[i+1] - y[i] >= gap is isotonic regression of y[i] - i*gap: pool neighbours that conflict.
+    blocks: list[list[float]] = []  # [sum, count]
+    for rank, i in enumerate(order):
+        blocks.append([places[i] - rank * gap, 1.0])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + count]
+    level = [total / count for total, count in blocks for _ in range(int(count))]
+    top = high - (len(places) - 1) * gap
+    apart = [0.0] * len(places)
+    for rank, i in enumerate(order):
+        apart[i] = float(np.clip(level[rank], low, top)) + rank * gap
+    return apart
+
+
+def end_labels(axes: Axes, labels: Sequence[tuple[str, float, Stroke]], gap: float = 0.055) -> None:
+    """Names right of the axes, each at the height (data) of its curve's end, kept apart, with a line leading there."""
+    low, high = axes.get_ylim()
+    heights = [(y - low) / (high - low) for _, y, _ in labels]
+    for (name, _, stroke), start, end in zip(labels, heights, kept_apart(heights, gap, 0.02, 0.98), strict=True):
+        axes.plot(
+            [1.0, 1.025, 1.045], [start, end, end], transform=axes.transAxes, clip_on=False,
+            color=stroke.colour, linewidth=1.6, solid_capstyle="butt",
+        )  # fmt: skip
+        axes.text(1.055, end, name, transform=axes.transAxes, va="center", fontsize=9.5, color=INK)
+
+
+def save(
+    figure: Figure, folder: Path, what: str, condition: Condition, title: str, alt: str, data: pl.DataFrame
+) -> Drawn:
+    """Writes folder/what-data-size.{svg,png,csv}. The same data give the same SVG, byte for byte."""
+    name = f"{what}-{condition.data}-{condition.size}"
+    folder.mkdir(parents=True, exist_ok=True)
+    svg, png, csv = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
+        figure.savefig(svg, format="svg", bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(png, format="png", bbox_inches="tight")
+    data.write_csv(csv)
+    return Drawn(name, condition, title, alt, svg, png, csv)

@@ -1,0 +1,106 @@
+"""The report of a study: one self-contained page that says what was found, and how surely."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import polars as pl
+
+from analysis.arm_emergence import Condition
+from analysis.drawing import Drawn, strokes, tokens_text
+from analysis.figures import draw_all
+from analysis.findings import StudyFit, fit_results
+from analysis.laws.intervals import Interval
+from analysis.results import Results, collect
+from analysis.selection import conditions
+from analysis.tables import ceiling_table, emergence_table, ratio_table
+from analysis.wording import capability_text, p_text, ratio_text, sentences
+
+NONE = "–"
+
+
+def write(root: Path | str, name: str) -> Path:
+    """Writes report/report.html, its figures and its tables as CSV; returns the page's path. Raises InputError."""
+    results = collect(root, name)
+    fit = fit_results(results)
+    folder = results.folder / "report"
+    figures = draw_all(results, fit, folder / "figures")
+    tables = _write_tables(results, fit, folder)
+    page = folder / "report.html"
+    page.write_text(render(results, fit, figures, tables), encoding="utf-8")
+    return page
+
+
+def render(results: Results, fit: StudyFit, figures: Sequence[Drawn], tables: Sequence[str]) -> str:
+    """The page as HTML; figures are embedded."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {
+        "tokens": lambda value: tokens_text(value) if value else NONE,
+        "token_range": lambda ci: _range(ci, tokens_text),
+        "percent": lambda value: NONE if value is None else _percent(value),
+        "percent_range": lambda ci: _range(ci, _percent),
+        "times": lambda value: f"{value:.2f}×" if value else NONE,
+        "times_range": lambda ci: _range(ci, "{:.2f}".format),
+        "points": lambda value: NONE if value is None else _points(value),
+        "points_range": lambda ci: _range(ci, _points, " to "),
+        "ratio": ratio_text,
+        "p": lambda p: NONE if p is None else p_text(p).removeprefix("p = "),
+        "verdict": lambda same: {True: "shown", False: "not shown", None: "not tested"}[same],
+        "embedded": lambda path: base64.b64encode(path.read_bytes()).decode("ascii"),
+    }
+    return environment.get_template("report.html.j2").render(
+        study=results.study,
+        question=fit.question,
+        capability=capability_text(fit.question.capability) if fit.question else None,
+        level=_percent(fit.question.level) if fit.question else None,
+        total=results.runs.height,
+        counts_text=", ".join(f"{count} {state}" for state, count in fit.counts.items()),
+        colours={arm: stroke.colour for arm, stroke in strokes(fit.arms).items()},
+        parts=[_part(fit, condition, figures) for condition in conditions(results)],
+        left_out=fit.left_out,
+        tables=tables,
+    )
+
+
+def _part(fit: StudyFit, condition: Condition, figures: Sequence[Drawn]) -> dict[str, Any]:
+    """What the page says of one condition."""
+    ratios = [row for row in fit.speed_ratios if row.condition == condition]
+    ceilings = [row for row in fit.same_ceiling if row.condition == condition]
+    return {
+        "title": f"{condition.data}, size {condition.size}",
+        "sentences": sentences(fit, condition),
+        "emergence": [row for row in fit.emergence if row.condition == condition],
+        "ratios": list(zip(ratios, ceilings, strict=True)),
+        "figures": [figure for figure in figures if figure.condition == condition],
+    }
+
+
+def _write_tables(results: Results, fit: StudyFit, folder: Path) -> list[str]:
+    tables: dict[str, pl.DataFrame] = {
+        "runs.csv": results.runs,
+        "emergence.csv": emergence_table(fit.emergence),
+        "speed_ratios.csv": ratio_table(fit.speed_ratios),
+        "same_ceiling.csv": ceiling_table(fit.same_ceiling),
+    }
+    folder.mkdir(exist_ok=True)
+    written = [name for name, table in tables.items() if table.height]
+    for name in written:
+        tables[name].write_csv(folder / name)
+    return written
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g}%"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _range(ci: Interval | None, text: Any, between: str = "–") -> str:
+    return "" if ci is None else f"{text(ci[0])}{between}{text(ci[1])}"

@@ -1,0 +1,128 @@
+"""Findings in words, each with its certainty. Every sentence is made from the fit; none is written beforehand."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.arm_emergence import Condition, Emergence
+from analysis.comparisons import SameCeiling, SpeedRatio
+from analysis.drawing import tokens_text
+from analysis.findings import StudyFit
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """certainty: "shown" (a test at 5%, Holm-adjusted, says so), "undecided" (it does not), "seen" (a plain count)."""
+
+    text: str
+    certainty: Literal["shown", "undecided", "seen"]
+
+
+def sentences(fit: StudyFit, condition: Condition) -> list[Sentence]:
+    """What the fit says of one condition: who did not emerge, how fast, how high."""
+    found = [sentence for row in fit.emergence if row.condition == condition for sentence in _emergence(row)]
+    found += [_speed(row) for row in fit.speed_ratios if row.condition == condition]
+    found += [_ceiling(row) for row in fit.same_ceiling if row.condition == condition]
+    return found
+
+
+def capability_text(metric: str) -> str:
+    """recall/accuracy/beyond-128 → "recall accuracy, beyond 128 tokens"."""
+    parts = metric.split("/")
+    where = f", {parts[2].replace('beyond-', 'beyond ').replace('-', '–')} tokens" if len(parts) == 3 else ""
+    return " ".join(parts[:2]) + where
+
+
+def first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def p_text(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def ratio_text(row: SpeedRatio) -> str:
+    """A speed ratio with its interval, as it stands beside its row of a figure or table."""
+    value, ci = (row.ratio, row.ci) if row.ratio else (row.emerged_only, row.emerged_only_ci)
+    if row.at_least:
+        return f"over {row.at_least:.1f}×"
+    if not value:
+        return "no ratio"
+    return f"{value:.2f}× ({ci[0]:.2f}–{ci[1]:.2f})" if ci else f"{value:.2f}× (no interval)"
+
+
+def ratio_note(row: SpeedRatio) -> str:
+    """Why a ratio is none, or not of all seeds, in two lines at most; empty where there is nothing to say."""
+    return "\n".join(row.flags[:2])
+
+
+def _emergence(row: Emergence) -> list[Sentence]:
+    if not row.seeds or not row.censored or row.last_tokens is None:
+        return []
+    n, tokens = len(row.seeds), tokens_text(row.last_tokens)
+    whom = f"none of {n} seeds" if not row.emerged else f"{row.censored} of {n} seeds never"
+    low, high = row.share_ci or (0.0, 1.0)
+    share = f"share that emerges {row.emerged}/{n}, 95% {low:.0%}–{high:.0%}"
+    return [Sentence(f"{row.arm}: {whom} emerged within {tokens} tokens ({share}).", "seen")]
+
+
+def _speed(row: SpeedRatio) -> Sentence:
+    if row.ratio and row.ci and row.p_holm is not None and row.p is not None:
+        numbers = f"95% {row.ci[0]:.2f}–{row.ci[1]:.2f}, {p_text(row.p_holm)} after Holm"
+        if row.p_holm < ALPHA:
+            return Sentence(
+                f"{row.arm} needs {row.ratio:.2f}× the tokens of {row.reference} to emerge ({numbers}).", "shown"
+            )
+        return Sentence(
+            f"{row.arm} against {row.reference}, tokens to emerge: undecided ({row.ratio:.2f}×, {numbers}).",
+            "undecided",
+        )
+    if row.ratio:
+        return Sentence(
+            f"{row.arm} needed {row.ratio:.2f}× the tokens of {row.reference}, without an interval: undecided "
+            f"({'; '.join(row.flags)}).",
+            "undecided",
+        )
+    if row.at_least:
+        return Sentence(
+            f"{row.arm} against {row.reference}: no seed emerged, though trained for {row.at_least:.1f}× the T50 of "
+            f"{row.reference}; no ratio can be given.",
+            "undecided",
+        )
+    why = "; ".join(row.flags)
+    if row.emerged_only:
+        ci = f", 95% {row.emerged_only_ci[0]:.2f}–{row.emerged_only_ci[1]:.2f}" if row.emerged_only_ci else ""
+        return Sentence(
+            f"{row.arm} against {row.reference}, tokens to emerge: undecided, because {why}. Over the seeds with a T50 "
+            f"alone the ratio is {row.emerged_only:.2f}×{ci}, which leaves the others out.",
+            "undecided",
+        )
+    return Sentence(f"{row.arm} against {row.reference}, tokens to emerge: undecided, because {why}.", "undecided")
+
+
+def _ceiling(row: SameCeiling) -> Sentence:
+    if row.difference is None or row.ci is None:
+        why = "; ".join(row.flags)
+        return Sentence(f"{row.arm} against {row.reference}, level at the end: undecided, because {why}.", "undecided")
+    points = abs(100 * row.difference)
+    over = "".join(f" ({flag})" for flag in row.flags)
+    numbers = f"difference {100 * row.difference:+.1f} points, 95% {100 * row.ci[0]:+.1f} to {100 * row.ci[1]:+.1f}"
+    if row.equivalent:
+        return Sentence(
+            f"{row.arm} and {row.reference} end at the same level within {100 * row.margin:g} points ({numbers}; "
+            f"equivalence {p_text(row.p_equivalent or 0.0)}){over}.",
+            "shown",
+        )
+    if row.p_holm is not None and row.p_holm < ALPHA:
+        where = "above" if row.difference > 0 else "below"
+        return Sentence(
+            f"{row.arm} ends {points:.1f} points {where} {row.reference} ({numbers}; {p_text(row.p_holm)} after Holm)"
+            f"{over}.",
+            "shown",
+        )
+    return Sentence(
+        f"{row.arm} against {row.reference}, level at the end: undecided, neither shown to differ nor to be within "
+        f"{100 * row.margin:g} points ({numbers}){over}.",
+        "undecided",
+    )
