@@ -171,13 +171,13 @@ def test_an_evaluation_is_cheap(tiny: LanguageModel) -> None:
     measures = (ValidationLoss(), RecallByDistance(), RetrievalHeads())
 
     def evaluate() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         for measure in measures:
             measure(tiny, DATA)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     evaluate()
-    assert min(evaluate() for _ in range(2)) < 5  # under 1 s on an idle core
+    assert min(evaluate() for _ in range(2)) < 3  # under 1 s on an idle core
 
 
 @pytest.mark.parametrize("measure", [ValidationLoss(), RecallByDistance(), RetrievalHeads()])

@@ -97,9 +97,9 @@ def test_a_late_step_costs_what_an_early_one_does() -> None:
     def best(step: int) -> float:
         times = []
         for _ in range(20):
-            start = time.perf_counter()
+            start = time.process_time()
             DATA.batch(0, step, range(8))
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return min(times)
 
     assert best(1_000_000) < 3 * best(1)
