@@ -20,12 +20,11 @@ def rope_angles(length: int, width: int, base: float, device: torch.device | str
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    turned = torch.empty_like(x)
-    torch.mul(first, cos, out=turned[..., :half]).addcmul_(second, sin, value=-sense)
-    torch.mul(second, cos, out=turned[..., half:]).addcmul_(first, sin, value=sense)
-    return turned
+    pairs = x.unflatten(-1, (2, -1))
+    turned = pairs * cos.unsqueeze(-2)
+    turned[..., 0, :].addcmul_(pairs[..., 1, :], sin, value=-sense)
+    turned[..., 1, :].addcmul_(pairs[..., 0, :], sin, value=sense)
+    return turned.flatten(-2)
 
 
 class _Rotated(Function):

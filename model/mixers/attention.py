@@ -45,8 +45,8 @@ class Attention(nn.Module):
         if self.key_shift is not None:
             key = key + self.key_shift[:, None, None] * F.pad(key[:, :, :-1], (0, 0, 1, 0))
         if self.query_gain is not None and self.key_gain is not None:
-            query = rms_norm(query, self.eps) * self.query_gain[:, None, None]
-            key = rms_norm(key, self.eps) * self.key_gain[:, None, None]
+            query = rms_norm(query, self.eps, self.query_gain[:, None, None])
+            key = rms_norm(key, self.eps, self.key_gain[:, None, None])
         if self.rope:
             query, key = rotate(query, *angles), rotate(key, *angles)
         if self.query_scale != 1.0:

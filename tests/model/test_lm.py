@@ -146,6 +146,8 @@ def test_gradients_written_by_hand():
         RMSNorm(6, 1e-6, gain=False),
     ):
         assert torch.autograd.gradcheck(function, (x,))
+    gain = torch.randn(2, 1, 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, gain: rms_norm(x, 1e-6, gain), (x, gain))
     assert torch.autograd.gradcheck(SquaredReLU(6, 9).double(), (x,))
     assert torch.autograd.gradcheck(SwiGLU(6, 9).double(), (x,))
 
