@@ -54,7 +54,7 @@ def draw_retrieval_heads(
         bar = figure.colorbar(image, ax=panels, shrink=0.6, aspect=30)
         bar.set_label("Retrieval score: attention mass on the answer", fontsize=8.5, color=INK)
         bar.ax.tick_params(labelsize=8)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
     return save(
         figure,
         folder,

@@ -9,6 +9,7 @@ import jinja2
 import polars as pl
 
 from analysis.arm_emergence import Condition
+from analysis.comparisons import SameCeiling
 from analysis.drawing import Drawn, strokes, tokens_text
 from analysis.figures import draw_all
 from analysis.findings import StudyFit, fit_results
@@ -16,7 +17,7 @@ from analysis.laws.intervals import Interval
 from analysis.results import Results, collect
 from analysis.selection import conditions
 from analysis.tables import ceiling_table, emergence_table, ratio_table
-from analysis.wording import capability_text, p_text, ratio_text, sentences
+from analysis.wording import ALPHA, capability_text, p_text, points_text, ratio_text, sentences
 
 NONE = "–"
 
@@ -46,11 +47,11 @@ def render(results: Results, fit: StudyFit, figures: Sequence[Drawn], tables: Se
         "percent_range": lambda ci: _range(ci, _percent),
         "times": lambda value: f"{value:.2f}×" if value else NONE,
         "times_range": lambda ci: _range(ci, "{:.2f}".format),
-        "points": lambda value: NONE if value is None else _points(value),
-        "points_range": lambda ci: _range(ci, _points, " to "),
+        "points": lambda value: NONE if value is None else points_text(value),
+        "points_range": lambda ci: _range(ci, points_text, " to "),
         "ratio": ratio_text,
         "p": lambda p: NONE if p is None else p_text(p).removeprefix("p = "),
-        "verdict": lambda same: {True: "shown", False: "not shown", None: "not tested"}[same],
+        "verdict": _verdict,
         "embedded": lambda path: base64.b64encode(path.read_bytes()).decode("ascii"),
     }
     return environment.get_template("report.html.j2").render(
@@ -95,11 +96,15 @@ def _write_tables(results: Results, fit: StudyFit, folder: Path) -> list[str]:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.3g}%"
+    return f"{100 * value:.1f}".removesuffix(".0") + "%"
 
 
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}"
+def _verdict(ceiling: SameCeiling) -> str:
+    if ceiling.equivalent:
+        return "same"
+    if ceiling.p_holm is not None and ceiling.p_holm < ALPHA:
+        return "differ"
+    return "undecided"
 
 
 def _range(ci: Interval | None, text: Any, between: str = "–") -> str:

@@ -1,6 +1,7 @@
 """A fit as flat tables, a row a comparison or arm: what the report keeps as CSV."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
@@ -8,7 +9,7 @@ from analysis.arm_emergence import Emergence
 from analysis.comparisons import SameCeiling, SpeedRatio
 from analysis.laws.intervals import Interval
 
-Value = str | float | int | bool | None
+Cells = dict[str, Any]
 
 
 def emergence_table(rows: Sequence[Emergence]) -> pl.DataFrame:
@@ -59,10 +60,10 @@ def ceiling_table(rows: Sequence[SameCeiling]) -> pl.DataFrame:
     )
 
 
-def _ends(name: str, ci: Interval | None) -> dict[str, Value]:
+def _ends(name: str, ci: Interval | None) -> Cells:
     low, high = ci or (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def _table(rows: list[dict[str, Value]]) -> pl.DataFrame:
+def _table(rows: list[Cells]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)

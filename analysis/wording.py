@@ -28,10 +28,12 @@ def sentences(fit: StudyFit, condition: Condition) -> list[Sentence]:
 
 
 def capability_text(metric: str) -> str:
-    """recall/accuracy/beyond-128 → "recall accuracy, beyond 128 tokens"."""
+    """recall/accuracy/beyond-128 → "recall accuracy beyond 128 tokens"; other names lose their slashes."""
     parts = metric.split("/")
-    where = f", {parts[2].replace('beyond-', 'beyond ').replace('-', '–')} tokens" if len(parts) == 3 else ""
-    return " ".join(parts[:2]) + where
+    if len(parts) != 3:
+        return " ".join(parts)
+    where = parts[2].replace("-", " ") if parts[2].startswith("beyond-") else f"at {parts[2].replace('-', '–')}"
+    return f"{parts[0]} {parts[1]} {where} tokens"
 
 
 def first_upper(text: str) -> str:
@@ -39,7 +41,12 @@ def first_upper(text: str) -> str:
 
 
 def p_text(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def points_text(share: float) -> str:
+    """A signed difference of shares in percentage points."""
+    return f"{100 * share:+.1f}".replace("-", "−")
 
 
 def ratio_text(row: SpeedRatio) -> str:
@@ -63,13 +70,13 @@ def _emergence(row: Emergence) -> list[Sentence]:
     n, tokens = len(row.seeds), tokens_text(row.last_tokens)
     whom = f"none of {n} seeds" if not row.emerged else f"{row.censored} of {n} seeds never"
     low, high = row.share_ci or (0.0, 1.0)
-    share = f"share that emerges {row.emerged}/{n}, 95% {low:.0%}–{high:.0%}"
+    share = f"95% interval of the share that emerges {100 * low:.0f}–{100 * high:.0f}%"
     return [Sentence(f"{row.arm}: {whom} emerged within {tokens} tokens ({share}).", "seen")]
 
 
 def _speed(row: SpeedRatio) -> Sentence:
     if row.ratio and row.ci and row.p_holm is not None and row.p is not None:
-        numbers = f"95% {row.ci[0]:.2f}–{row.ci[1]:.2f}, {p_text(row.p_holm)} after Holm"
+        numbers = f"95% interval {row.ci[0]:.2f}–{row.ci[1]:.2f}, {p_text(row.p_holm)} after Holm"
         if row.p_holm < ALPHA:
             return Sentence(
                 f"{row.arm} needs {row.ratio:.2f}× the tokens of {row.reference} to emerge ({numbers}).", "shown"
@@ -92,7 +99,7 @@ def _speed(row: SpeedRatio) -> Sentence:
         )
     why = "; ".join(row.flags)
     if row.emerged_only:
-        ci = f", 95% {row.emerged_only_ci[0]:.2f}–{row.emerged_only_ci[1]:.2f}" if row.emerged_only_ci else ""
+        ci = f" (95% interval {row.emerged_only_ci[0]:.2f}–{row.emerged_only_ci[1]:.2f})" if row.emerged_only_ci else ""
         return Sentence(
             f"{row.arm} against {row.reference}, tokens to emerge: undecided, because {why}. Over the seeds with a T50 "
             f"alone the ratio is {row.emerged_only:.2f}×{ci}, which leaves the others out.",
@@ -105,9 +112,9 @@ def _ceiling(row: SameCeiling) -> Sentence:
     if row.difference is None or row.ci is None:
         why = "; ".join(row.flags)
         return Sentence(f"{row.arm} against {row.reference}, level at the end: undecided, because {why}.", "undecided")
-    points = abs(100 * row.difference)
     over = "".join(f" ({flag})" for flag in row.flags)
-    numbers = f"difference {100 * row.difference:+.1f} points, 95% {100 * row.ci[0]:+.1f} to {100 * row.ci[1]:+.1f}"
+    low, high = row.ci
+    numbers = f"{points_text(row.difference)} points, 95% interval {points_text(low)} to {points_text(high)}"
     if row.equivalent:
         return Sentence(
             f"{row.arm} and {row.reference} end at the same level within {100 * row.margin:g} points ({numbers}; "
@@ -117,8 +124,7 @@ def _ceiling(row: SameCeiling) -> Sentence:
     if row.p_holm is not None and row.p_holm < ALPHA:
         where = "above" if row.difference > 0 else "below"
         return Sentence(
-            f"{row.arm} ends {points:.1f} points {where} {row.reference} ({numbers}; {p_text(row.p_holm)} after Holm)"
-            f"{over}.",
+            f"{row.arm} ends {where} {row.reference} ({numbers}; {p_text(row.p_holm)} after Holm){over}.",
             "shown",
         )
     return Sentence(
