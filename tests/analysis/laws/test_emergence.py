@@ -58,7 +58,7 @@ def test_without_a_plateau_neither_ceiling_nor_t50_is_reported() -> None:
 
 def test_a_curve_that_falls_again_has_no_t50() -> None:
     tokens, accuracy = pythia("pythia-70m-deduped")  # rises to .261, falls to .192
-    # A logistic forced on these points would level off at .2197 and put T50 at 2.19e9; half of that is crossed at 3.43e9.
+    # A logistic forced on these points levels off at .2197 and puts T50 at 2.2e9; half of that is crossed at 3.43e9.
     curve = fit_curve(tokens, accuracy, chance=0.0, level=0.2197 / 2)
     assert NON_MONOTONE in curve.flags and curve.t50_tokens is None
     assert curve.crossing_tokens == pytest.approx(3.43e9, rel=0.01)
