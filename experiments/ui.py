@@ -44,10 +44,24 @@ def serve(
         from mlflow.server.fastapi_app import app
 
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2))
-    where = f"[{host}]" if ":" in host else host
-    tell(f"http://{where}:{used}  (Ctrl-C ends it)")
+    address = f"http://[{host}]:{used}" if ":" in host else f"http://{host}:{used}"
+    for study, place in studies(root):
+        tell(f"{study}: {address}/{place}")
+    tell(f"all studies: {address}  (Ctrl-C ends it)")
     with listening, contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
         server.run(sockets=[listening])
+
+
+def studies(root: Path) -> list[tuple[str, str]]:
+    """Each study under a root and where its page lies, charts over tokens beside the cells by name.
+
+    Sorted by anything but the time, MLflow lists a study's cells at once, not folded away under the study's own run.
+    """
+    from mlflow.tracking import MlflowClient
+
+    page = "#/experiments/{}/runs?compareRunsMode=CHART&orderByKey=tags.%60mlflow.runName%60&orderByAsc=true"
+    there = MlflowClient(tracking_uri=default_uri(root)).search_experiments(order_by=["name ASC"])
+    return [(each.name, page.format(each.experiment_id)) for each in there if each.experiment_id != "0"]
 
 
 def listen(host: str, port: int) -> socket.socket:

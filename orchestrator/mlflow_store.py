@@ -3,8 +3,8 @@
 import fcntl
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ BATCH = 1000  # metrics MLflow takes in one call
 PARAMS = 100  # params, and tags, MLflow takes in one call
 VALUE_CHARACTERS = 6000
 CALL_SECONDS = 10
+
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # otherwise MLflow shows pages for chat traces
 
 # A call to a dead server must fail in seconds (MLflow's own default: four minutes), whoever calls repeats it. Standard
 # output may be one JSON document, so nothing of MLflow's is printed. Telemetry would open connections of its own.
@@ -66,12 +68,28 @@ def settle() -> None:
         os.environ.setdefault(name, value)
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """One program at a time opens a store: two that find it empty would both create its tables, and both fail."""
-    with (root / "mlflow.lock").open("w") as lock:
+def make_default(root: Path) -> str:
+    """The URI of the studies' own store, which is made if it is not there.
+
+    Making its tables takes seconds: a kill in between leaves a file MLflow never opens again, and two programs at it
+    both fail. So one at a time makes it aside and moves it into place.
+    """
+    store = root / "mlflow.db"
+    if store.exists():
+        return default_uri(root)
+    settle()
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with (root / ".mlflow.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        if not store.exists():
+            aside = root / ".mlflow-making"  # no study is called that
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            SqlAlchemyStore(default_uri(aside), (root.resolve() / "mlartifacts").as_uri()).engine.dispose()
+            (aside / "mlflow.db").replace(store)
+            shutil.rmtree(aside)
+    return default_uri(root)
 
 
 class MlflowStore:
@@ -86,12 +104,11 @@ class MlflowStore:
 
         for name in ("mlflow", "alembic", "urllib3.connectionpool"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        with _alone(artifacts.parent):
-            self._client = MlflowClient(tracking_uri=uri)
+        self._client = MlflowClient(tracking_uri=uri)
         found = self._client.get_experiment_by_name(experiment)
         if found is None:
             place = None if uri.startswith("http") else (artifacts.resolve() / experiment).as_uri()
-            self._experiment = self._client.create_experiment(experiment, artifact_location=place)
+            self._experiment = self._client.create_experiment(experiment, artifact_location=place, tags=KIND)
         else:
             self._experiment = found.experiment_id
             if found.lifecycle_stage == "deleted":

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.mlflow_store import BATCH, MlflowStore, Point, StoredRun, default_uri
+from orchestrator.mlflow_store import BATCH, MlflowStore, Point, StoredRun, make_default
 from orchestrator.tracked_runs import CellState, Run, planned_runs, study_state
 
 OPEN = frozenset({"pending", "blocked"})
@@ -205,7 +205,7 @@ class Replay:
 
     def _open(self) -> MlflowStore:
         """Opens the store and makes the notes agree with the runs that are there. Ends what a killed driver left."""
-        place = self._tracking_uri or default_uri(self._root)
+        place = self._tracking_uri or make_default(self._root)
         store = MlflowStore(place, self._study, self._root / "mlartifacts")
         there: dict[str, StoredRun] = {}
         for stored in store.runs():

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.mlflow_store import MlflowStore, default_uri
+from orchestrator.mlflow_store import MlflowStore, make_default
 from orchestrator.replay import Note, Replay, read_points
 from orchestrator.tracked_runs import CellState, budget_words, flatten, run_names
 from orchestrator.tracking import Tracker, log_report, up_to_date
@@ -75,7 +75,8 @@ def record_lines(first: int, last: int) -> str:
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with its tables and nothing in them: making them takes longer than all else here."""
     root = tmp_path_factory.mktemp("50% größer")
-    MlflowStore(default_uri(root), "none", root / "mlartifacts")
+    make_default(root)
+    assert sorted(path.name for path in root.iterdir()) == [".mlflow.lock", "mlflow.db"]
     return root / "mlflow.db"
 
 
@@ -416,7 +417,8 @@ class Server:
     """An MLflow server of its own, which can be killed and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.process = folder, None
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -529,10 +531,10 @@ tracker.update({{cell["id"]: CellState("running", None, 1) for cell in document[
 tracker.start()
 time.sleep(600)
 """
-    for seconds in (0.0, 0.3, 1.0):
+    making = root / ".mlflow-making/mlflow.db"
+    for begun in (making.exists, (root / "mlflow.db").exists, lambda: in_store(root / "mlflow.db")):
         driver = subprocess.Popen([sys.executable, "-c", program])
-        wait_for((root / "mlflow.db").exists, 60)
-        time.sleep(2 + seconds)
+        wait_for(begun, 60)
         driver.kill()
         driver.wait(30)
     tracker = Tracker(root, study_document())
