@@ -15,8 +15,9 @@ from model.positions import rotate
 class Attention(nn.Module):
     """One attention layer, [B, T, D] → [B, T, D]; `full` has no window, `swa` has one.
 
-    Keys are made in this order: projection, key shift, QK-norm, RoPE. The shift comes before RoPE so that the previous
-    token's key is read at the key's own position, and before the norm so that the norm bounds the shifted key too.
+    Keys are made in this order: projection, QK-norm, key shift, RoPE. The shift comes before RoPE so that the previous
+    token's key is read at the key's own position, and after the norm so that it can sharpen the scores: before it, recall
+    took 1.2 to 1.8 times the tokens to emerge (three arms of the quickstart, one seed each).
     window, sinks and query_scale may be set at evaluation (model.limits): they hold no parameters.
     """
 
@@ -42,11 +43,11 @@ class Attention(nn.Module):
         """Queries [B, H, T, K] and keys [B, G, T, K] as they meet in the scores."""
         query = self.query(x_BTD).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
         key = self.key(x_BTD).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
-        if self.key_shift is not None:
-            key = key + self.key_shift[:, None, None] * F.pad(key[:, :, :-1], (0, 0, 1, 0))
         if self.query_gain is not None and self.key_gain is not None:
             query = rms_norm(query, self.eps, self.query_gain[:, None, None])
             key = rms_norm(key, self.eps, self.key_gain[:, None, None])
+        if self.key_shift is not None:
+            key = key + self.key_shift[:, None, None] * F.pad(key[:, :, :-1], (0, 0, 1, 0))
         if self.rope:
             query, key = rotate(query, *angles), rotate(key, *angles)
         if self.query_scale != 1.0:

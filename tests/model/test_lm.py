@@ -159,7 +159,7 @@ def test_norm_matches_torch_in_each_precision():
         assert torch.allclose(rms_norm(x, 1e-6), F.rms_norm(x, (64,), None, 1e-6), atol=tolerance, rtol=tolerance)
 
 
-def test_key_shift_brings_the_previous_key_before_the_norm_and_rope():
+def test_key_shift_brings_the_previous_key_after_the_norm_and_before_rope():
     model = build(quickstart("full"), 0).double()
     mixer = model.blocks[0].mixer
     with torch.no_grad():
@@ -168,12 +168,11 @@ def test_key_shift_brings_the_previous_key_before_the_norm_and_rope():
     cos, sin = model.angles(9, x.device)
     _, key = mixer.queries_and_keys(x, (cos, sin))
     plain = mixer.key(x).unflatten(-1, (4, 16)).transpose(1, 2)[0]
+    normed = 1.5 * plain / (plain.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     for head, shift in enumerate(mixer.key_shift.tolist()):
-        mixed = plain[head, 4] + shift * plain[head, 3]
-        normed = 1.5 * mixed / (mixed.square().mean() + 1e-6).sqrt()
-        assert torch.allclose(key[0, head, 4], rotate(normed, cos[4], sin[4]), atol=1e-6)
-    first = plain[3, 0]
-    assert torch.allclose(key[0, 3, 0], 1.5 * first / (first.square().mean() + 1e-6).sqrt(), atol=1e-6)
+        mixed = normed[head, 4] + shift * normed[head, 3]
+        assert torch.allclose(key[0, head, 4], rotate(mixed, cos[4], sin[4]), atol=1e-6)
+    assert torch.allclose(key[0, 3, 0], normed[3, 0], atol=1e-6)
 
 
 def test_worked_numbers_of_longer_contexts():
