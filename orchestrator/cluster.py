@@ -1,6 +1,7 @@
 """Ray itself: a node of its own for one driver, or a cluster that runs already; and what travels to its workers."""
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -23,6 +24,8 @@ from orchestrator.training.task import Task
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("model", "orchestrator", "analysis", "experiments")
 CONNECT_TIMEOUT_S = 5.0
+HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
 OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's least: only tasks and outcomes pass through it
 
 
@@ -30,19 +33,24 @@ def start(slots: int, threads: int, gpus: int) -> Path:
     """Ray on this machine. Returns its folder, which is short: a socket's path may have 107 bytes, and Ray adds 70."""
     base = tempfile.gettempdir()
     temp = Path(tempfile.mkdtemp(prefix="gridlaw-", dir=base if len(base) <= 12 else "/tmp"))
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    with _inherited({**variables, **worker_environment(threads, bool(gpus))}):
-        ray.init(
-            address="local",
-            num_cpus=slots * threads,
-            num_gpus=gpus,
-            include_dashboard=False,
-            logging_level="error",
-            log_to_driver=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(temp),
-        )
+    # Others on this machine must not reach our Ray. Set for good: Ray reads it once a process.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        with _inherited({"RAY_USAGE_STATS_ENABLED": "0", **worker_environment(threads, bool(gpus))}):
+            ray.init(
+                address="local",
+                num_cpus=slots * threads,
+                num_gpus=gpus,
+                include_dashboard=False,
+                logging_level="error",
+                log_to_driver=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(temp),
+            )
+    except BaseException:
+        leave(temp)
+        raise
     return temp
 
 
@@ -52,7 +60,10 @@ def join(address: str) -> None:
     try:
         if not host or not port.isdigit():
             raise OSError("it is no HOST:PORT")
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S) as connection:
+            connection.sendall(HTTP2_HELLO)
+            if connection.recv(9)[3:4] != HTTP2_SETTINGS:
+                raise OSError("no Ray answers there")
     except OSError as error:
         raise InputError(
             f"--address: {address!r} cannot be reached ({error}); start Ray there, or leave it out to use this machine"
@@ -60,7 +71,7 @@ def join(address: str) -> None:
     try:
         with _inherited({}):
             ray.init(address=address, logging_level="error", log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"--address: {address!r} is no Ray cluster this version can join ({reason})") from None
 

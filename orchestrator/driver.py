@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from orchestrator import cluster, scheduler
 from orchestrator.errors import InputError
 from orchestrator.fleet import Fleet, FleetOptions, GangLost, JobEnded
-from orchestrator.ledger import AttemptEnd, Ledger, PlannedJob, State
+from orchestrator.ledger import AttemptEnd, JobRow, Ledger, PlannedJob, State
 from orchestrator.training.task import Outcome, Task
 from orchestrator.worker import Failure
 
@@ -105,11 +105,9 @@ def run(
             tracker.start()
             tracker.stop(30.0)
         return _result(ledger, ids, [], None)
-    too_wide = max(missing, key=lambda job: job.workers)
-    if options.address is None and too_wide.workers > options.slots():
-        raise InputError(
-            f"machine.workers: {too_wide.workers} do not fit on {options.slots()} slots; lower it or raise --cpus"
-        )
+    workers = max(job.workers for job in missing)
+    if options.address is None:
+        _check_fits(workers, options.slots())
     if study_folder is not None:
         cluster.ship_by_value(study_folder)
     tasks = [task_of(job) for job in missing]
@@ -117,19 +115,23 @@ def run(
     with _Signals() as signals:
         fleet = Fleet(options)
         signals.install()  # Ray has put its own in place
-        session = ledger.start_session(fleet.slots, options.address, started)
         try:
+            _check_fits(workers, fleet.slots)
+            session = ledger.start_session(fleet.slots, options.address, started)
             loop = _Loop(fleet, ledger, session, payloads, on_event, signals, hung_s)
-            if tracker is not None:
-                tracker.start()
-            loop.run()
+            loop.run(tracker.start if tracker is not None else lambda: None)
         finally:
             fleet.close()
             ledger.recover()
-            ledger.end_session(session)
+        ledger.end_session(session)
         if tracker is not None:
             tracker.stop(1.0 if signals.first else 60.0)
     return _result(ledger, ids, loop.lines, signals.first)
+
+
+def _check_fits(workers: int, slots: int) -> None:
+    if workers > slots:
+        raise InputError(f"machine.workers: {workers} do not fit on {slots} slots; lower it or raise --cpus")
 
 
 class _Signals:
@@ -186,21 +188,30 @@ class _Loop:
         self._broken: str | None = None
         self._stop_at: float | None = None
 
-    def run(self) -> None:
-        """Returns when no job runs and none can be started."""
-        told = 0.0
+    def run(self, on_first_start: Callable[[], None]) -> None:
+        """Returns when no job runs and none can be started.
+
+        on_first_start: what can wait until the workers have their processors for themselves no more.
+        """
+        told, first_start = 0.0, True
         self._schedule()
         while True:
-            busy = [gang for gang, _, state in self.fleet.gangs() if state == "busy"]
+            running = self.fleet.running()
+            if running and first_start:
+                first_start = False
+                on_first_start()
             if self.signals.first and self._stop_at is None:
                 self._stop_at = time.monotonic() + STOP_GRACE_S
-                self.on_event(Event("stopping", None, f"{self.signals.first.name}: checkpointing {len(busy)} jobs"))
-                for gang in busy:
+                self.on_event(Event("stopping", None, f"{self.signals.first.name}: checkpointing {len(running)} jobs"))
+                for gang in running:
                     self.fleet.stop(gang)
-            if not busy and (self._stop_at is not None or self._broken or not self._ready()):
+            if not running and (self._stop_at is not None or self._broken or not self._ready()):
                 return
             if self._stop_at is not None and time.monotonic() > self._stop_at:
-                return  # those left go on from their last committed checkpoint
+                for job_id in running.values():
+                    cause = f"killed {STOP_GRACE_S:.0f} s after it was asked to stop"
+                    self.ledger.end_attempt(job_id, AttemptEnd("lost", "pending", cause))
+                return
             for event in self.fleet.poll(POLL_S):
                 self._handle(event)
             if time.monotonic() - told > PROGRESS_S:
@@ -308,13 +319,13 @@ class _Loop:
 
 def _result(ledger: Ledger, ids: Sequence[str], lines: list[str], stopped_by: signal.Signals | None) -> RunResult:
     counts = ledger.counts(ids)
-    causes: dict[str, list[str]] = {}
+    alike: dict[str, list[JobRow]] = {}
     for row in ledger.snapshot(ids).values():
         if row.state in ("failed", "diverged", "blocked"):
-            causes.setdefault(f"{row.state}: {scheduler.grouped_cause(row.cause or '')}", []).append(row.id)
-    grouped = [
-        f"{len(members)} × {cause} ({', '.join(members[:3])}{', …' if members[3:] else ''})"
-        for cause, members in causes.items()
-    ]
+            alike.setdefault(f"{row.state} {scheduler.grouped_cause(row.cause or '')}", []).append(row)
+    causes = []
+    for rows in alike.values():
+        named = ", ".join(row.id for row in rows[:3]) + (", …" if len(rows) > 3 else "")
+        causes.append(f"{len(rows)} {rows[0].state}: {rows[0].cause} (job {named})")
     code = 0 if counts["finished"] == len(ids) else 1
-    return RunResult(128 + stopped_by if stopped_by and code else code, counts, [*lines, *grouped], stopped_by)
+    return RunResult(128 + stopped_by if stopped_by and code else code, counts, [*lines, *causes], stopped_by)

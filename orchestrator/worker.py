@@ -6,6 +6,7 @@ Imported by the driver too, so nothing heavy stands at the top: torch and DeepSp
 import errno
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -51,6 +52,7 @@ class Worker:
             threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
         if os.path.isdir(folder):
             os.chdir(folder)
+        self._local = local
         self._stop = threading.Event()
         self._tokens = 0
         self._moved = time.monotonic()
@@ -59,7 +61,7 @@ class Worker:
     @ray.method(concurrency_group="control")
     def address(self) -> Address:
         """This machine's address and a port that was free a moment ago."""
-        host = ray.util.get_node_ip_address()
+        host = "127.0.0.1" if self._local else ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind(("", 0))
             return Address(host, probe.getsockname()[1])
@@ -120,6 +122,8 @@ def _gang_environment(rank: int, workers: int, address: Address | None) -> dict[
 
 
 def _training_job(device: str) -> JobFunction:
+    # DeepSpeed's autotuning imports MLflow where it can: 2 of the 5 s a worker takes to start, and neither is needed.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
     from orchestrator.training import engine, job
 
     def train(task: Task, rank: int, should_stop: Callable[[], bool], progress: Callable[[int], None]) -> Outcome:

@@ -1,0 +1,134 @@
+"""Real gangs under fake jobs: widths, lost workers, taken ports, bugs, what a study's own module needs on a worker."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from fake_study import FakeJob, run_fake, seen
+
+from orchestrator.driver import study_lock
+from orchestrator.errors import InputError
+from orchestrator.fleet import FleetOptions
+from orchestrator.ledger import Ledger
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def states(folder: Path) -> dict[str, str]:
+    with Ledger.read(folder / "ledger.db") as ledger:
+        return {row.id: row.state for row in ledger.snapshot().values()}
+
+
+def test_narrow_and_wide_jobs_with_everything_that_may_happen_to_them(tmp_path: Path) -> None:
+    """One session, two slots: gangs are re-used, re-cut and replaced; only what is at fault pays."""
+    jobs = [
+        FakeJob("wide-port", workers=2, flops=80.0),
+        FakeJob("wide", workers=2, flops=60.0),
+        FakeJob("dies", flops=9.0),
+        FakeJob("diverges", flops=8.0),
+        FakeJob("buggy", flops=7.0),
+        FakeJob("after-wide", after=("wide",), flops=6.0),
+        FakeJob("after-buggy", after=("buggy",), flops=5.0),
+    ]
+    behave = {"wide-port": "port taken once", "dies": "die once", "diverges": "diverge", "buggy": "bug"}
+    result = run_fake(tmp_path, jobs, behave)
+
+    assert states(tmp_path) == {
+        "wide-port": "finished",
+        "wide": "finished",
+        "dies": "finished",
+        "diverges": "diverged",
+        "buggy": "failed",
+        "after-wide": "finished",
+        "after-buggy": "blocked",
+    }
+    assert result.exit_code == 1
+    assert any("mat1 and mat2" in line for line in result.causes)
+    with Ledger.read(tmp_path / "ledger.db") as ledger:
+        rows = ledger.snapshot()
+        attempts = ledger.query("SELECT * FROM attempts ORDER BY started")
+    assert (rows["dies"].attempts, rows["wide-port"].attempts, rows["buggy"].attempts) == (2, 2, 1)
+    assert "a worker died" in next(a["cause"] for a in attempts if a["job_id"] == "dies")
+    assert [start.since for start in seen(tmp_path, "dies")] == [0, 3], "it goes on where it was"
+    first, again = seen(tmp_path, "wide-port")[:2], seen(tmp_path, "wide-port")[2:]
+    assert {s.rank for s in first} == {s.rank for s in again} == {0, 1}
+    assert len({s.port for s in first}) == 1 and {s.port for s in first} != {s.port for s in again}
+    for a in attempts:
+        reserved = sum(
+            rows[b["job_id"]].workers for b in attempts if b["started"] <= a["started"] < (b["ended"] or a["started"])
+        )
+        assert reserved <= 2
+
+    again = run_fake(tmp_path, jobs)
+    assert again.exit_code == 1, "the diverged job stays so"
+    assert states(tmp_path)["after-buggy"] == "finished"
+    assert len(seen(tmp_path, "wide")) == 2, "what has finished is not run again"
+
+
+def test_a_bug_stops_the_study_after_three_failures(tmp_path: Path) -> None:
+    jobs = [FakeJob(f"job{i}") for i in range(50)]
+    result = run_fake(tmp_path, jobs, dict.fromkeys((job.id for job in jobs), "bug"))
+    assert result.exit_code == 1
+    assert 3 <= result.counts["failed"] <= 5
+    assert result.counts["pending"] == 50 - result.counts["failed"]
+    assert "mat1 and mat2 shapes" in result.causes[0]
+    assert len(result.causes) == 2, "the breaker's line and one group"
+
+
+def test_nothing_missing_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        ledger.add([FakeJob("a")])
+        ledger.query("UPDATE jobs SET state = 'finished'")
+    monkeypatch.setattr("orchestrator.driver.Fleet", None)
+    assert run_fake(tmp_path, [FakeJob("a")]).exit_code == 0
+
+
+def test_too_wide_a_job_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.driver.Fleet", None)
+    with pytest.raises(InputError, match=r"machine\.workers: 4 do not fit on 2 slots"):
+        run_fake(tmp_path, [FakeJob("a", workers=4)])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nonsense", "no.such.host.invalid:6379"])
+def test_an_unreachable_cluster_is_told_at_once(tmp_path: Path, address: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(InputError, match="--address"):
+        run_fake(tmp_path, [FakeJob("a")], address=address)
+    assert time.monotonic() - began < 15
+
+
+def test_a_port_that_does_not_answer_as_ray_is_told_soon(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        began = time.monotonic()
+        with pytest.raises(InputError, match="--address"):
+            run_fake(tmp_path, [FakeJob("a")], address=f"127.0.0.1:{listener.getsockname()[1]}")
+        assert time.monotonic() - began < 15
+
+
+def test_one_driver_a_study(tmp_path: Path) -> None:
+    refused = pytest.raises(InputError, match=f"run by process {os.getpid()}")
+    with study_lock(tmp_path), refused, study_lock(tmp_path):
+        pass
+    with study_lock(tmp_path):
+        pass
+
+
+def test_slots() -> None:
+    assert FleetOptions(cpus=5, threads=2).slots() == 2
+    assert FleetOptions(cpus=5, gpus=3, threads=2).slots() == 3
