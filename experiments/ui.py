@@ -47,7 +47,7 @@ def serve(
     address = f"http://[{host}]:{used}" if ":" in host else f"http://{host}:{used}"
     for study, place in studies(root):
         tell(f"{study}: {address}/{place}")
-    tell(f"all studies: {address}  (Ctrl-C ends it)")
+    tell(f"all studies: {address}/#/experiments?workflowType=machine_learning  (Ctrl-C ends it)")
     with listening, contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
         server.run(sockets=[listening])
 
@@ -59,7 +59,8 @@ def studies(root: Path) -> list[tuple[str, str]]:
     """
     from mlflow.tracking import MlflowClient
 
-    page = "#/experiments/{}/runs?compareRunsMode=CHART&orderByKey=tags.%60mlflow.runName%60&orderByAsc=true"
+    by_name = "compareRunsMode=CHART&orderByKey=tags.%60mlflow.runName%60&orderByAsc=true"
+    page = f"#/experiments/{{}}/runs?workflowType=machine_learning&{by_name}"
     there = MlflowClient(tracking_uri=default_uri(root)).search_experiments(order_by=["name ASC"])
     return [(each.name, page.format(each.experiment_id)) for each in there if each.experiment_id != "0"]
 
