@@ -27,6 +27,7 @@ class SpeedRatio:
     arm: str
     reference: str
     condition: Condition
+    budget_tokens: int
     ratio: float | None
     ci: Interval | None
     p: float | None
@@ -50,6 +51,7 @@ class SameCeiling:
     arm: str
     reference: str
     condition: Condition
+    budget_tokens: int
     margin: float
     difference: float | None
     ci: Interval | None
@@ -88,6 +90,7 @@ def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
         arm=arm.arm,
         reference=reference.arm,
         condition=arm.condition,
+        budget_tokens=arm.budget_tokens,
         ratio=power(whole.estimate) if whole else None,
         ci=powers(whole.ci) if whole else None,
         p=whole.p if whole else None,
@@ -130,6 +133,7 @@ def same_ceiling(arm: Emergence, reference: Emergence, margin: float) -> SameCei
         arm=arm.arm,
         reference=reference.arm,
         condition=arm.condition,
+        budget_tokens=arm.budget_tokens,
         margin=margin,
         difference=test.estimate if test else None,
         ci=test.ci if test else None,

@@ -75,7 +75,9 @@ def plain(axes: Axes) -> Axes:
 
 
 def tokens_axis(axes: Axes, low: float, high: float, label: str = "Training tokens") -> None:
-    """A log axis from `low` to `high` tokens with labels at 1, 2 and 5 of each decade."""
+    """A log axis from `low` to `high` tokens with labels at 1, 2 and 5 of each decade; a span too short is widened."""
+    if high / low < 3:
+        low, high = low / 1.7, high * 1.7
     axes.set_xscale("log")
     axes.set_xlim(low / 1.05, high * 1.05)
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))

@@ -131,7 +131,11 @@ def _losses(results: Results, condition: Condition, style: dict[str, Stroke], fo
             for line in seed_lines(mine, arm):
                 axes.plot(line["tokens"], line["value"], color=style[arm].colour, linewidth=0.5, alpha=0.3)
             mean = mine.filter(pl.col("arm") == arm).group_by("tokens").agg(pl.col("value").mean()).sort("tokens")
-            axes.plot(mean["tokens"], mean["value"], color=style[arm].colour, linestyle=style[arm].dash, linewidth=1.6)
+            stroke = style[arm]
+            (drawn,) = axes.plot(
+                mean["tokens"], mean["value"], color=stroke.colour, linestyle=stroke.dash, linewidth=1.6
+            )
+            drawn.set_marker("o" if mean.height == 1 else "")
             labels.append((arm, float(mean["value"][-1]), style[arm]))
         plain(axes)
         tokens_axis(axes, *span(mine))
@@ -145,6 +149,7 @@ def _losses(results: Results, condition: Condition, style: dict[str, Stroke], fo
         "losses",
         condition,
         "Losses",
-        "Training and held-out loss over training tokens: the mean of each arm's seeds (thick) and each seed (thin).",
+        f"{' and '.join(kinds[metric].split(' (')[0] for metric in shown)} over training tokens: the mean of each "
+        "arm's seeds (thick) and each seed (thin).",
         values.select("arm", "seed", "metric", "tokens", "value").sort("metric", "arm", "seed", "tokens"),
     )

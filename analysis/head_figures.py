@@ -21,12 +21,13 @@ def draw_retrieval_heads(
         return None
     arms = [arm for arm in results.arms if arm in set(heads["arm"])]
     seeds = sorted(set(heads["seed"]))
-    names = heads.select("layer", "head").unique().sort("layer", "head").rows()
+    names = {arm: _heads(heads.filter(pl.col("arm") == arm)) for arm in arms}
+    rows_of = [len(names[arm]) for arm in arms]
     stuck = {(row.arm, seed.seed) for row in rows for seed in row.seeds if not seed.curve.emerged}
     top = max(float(heads.select(pl.col("score").max()).item()), 1e-9)
-    figure = new_figure(1.4 + 2.0 * len(seeds), 1.1 + (0.5 + 0.1 * len(names)) * len(arms))
+    figure = new_figure(1.4 + 2.0 * len(seeds), 1.1 + sum(0.5 + 0.1 * n for n in rows_of))
     figure.set_layout_engine("constrained", h_pad=0.06, w_pad=0.04)
-    panels = figure.subplots(len(arms), len(seeds), squeeze=False)
+    panels = figure.subplots(len(arms), len(seeds), squeeze=False, height_ratios=rows_of)
     image = None
     for (i, j), axes in np.ndenumerate(panels):
         mine = heads.filter((pl.col("arm") == arms[i]) & (pl.col("seed") == seeds[j]))
@@ -40,15 +41,16 @@ def draw_retrieval_heads(
             axes.text(0.5, 0.5, "not finished", transform=axes.transAxes, ha="center", fontsize=8, color=FAINT)
             continue
         at = sorted(set(mine["tokens"]))
-        grid = np.full((len(names), len(at)), np.nan)
+        labels = names[arms[i]]
+        grid = np.full((len(labels), len(at)), np.nan)
         for layer, head, tokens, score in mine.select("layer", "head", "tokens", "score").iter_rows():
-            grid[names.index((layer, head)), at.index(tokens)] = score
+            grid[labels.index((layer, head)), at.index(tokens)] = score
         image = axes.pcolormesh(grid, vmin=0, vmax=top, cmap="cividis", edgecolors="white", linewidth=0.3)
         axes.invert_yaxis()
         if i == len(arms) - 1:
             axes.set_xticks(np.arange(len(at)) + 0.5, [tokens_text(t) for t in at], rotation=60)
         if j == 0:
-            axes.set_yticks(np.arange(len(names)) + 0.5, [f"L{layer}H{head}" for layer, head in names], fontsize=6)
+            axes.set_yticks(np.arange(len(labels)) + 0.5, [f"L{layer}H{head}" for layer, head in labels], fontsize=6)
     figure.supxlabel("Training tokens of the checkpoint", fontsize=9, color=INK)
     if image is not None:
         bar = figure.colorbar(image, ax=panels, shrink=0.6, aspect=30)
@@ -65,3 +67,8 @@ def draw_retrieval_heads(
         "checkpoint (columns), by arm and seed. Which heads take the part differs by seed, so seeds are not averaged.",
         heads.select("arm", "seed", "tokens", "layer", "head", "score").sort("arm", "seed", "tokens", "layer", "head"),
     )
+
+
+def _heads(heads: pl.DataFrame) -> list[tuple[int, int]]:
+    """(layer, head) of every head scored, in order."""
+    return heads.select("layer", "head").unique().sort("layer", "head").rows()

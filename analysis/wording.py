@@ -112,23 +112,22 @@ def _ceiling(row: SameCeiling) -> Sentence:
     if row.difference is None or row.ci is None:
         why = "; ".join(row.flags)
         return Sentence(f"{row.arm} against {row.reference}, level at the end: undecided, because {why}.", "undecided")
-    over = "".join(f" ({flag})" for flag in row.flags)
     low, high = row.ci
     numbers = f"{points_text(row.difference)} points, 95% interval {points_text(low)} to {points_text(high)}"
+    over = "".join(f"; {flag}" for flag in row.flags)
     if row.equivalent:
         return Sentence(
             f"{row.arm} and {row.reference} end at the same level within {100 * row.margin:g} points ({numbers}; "
-            f"equivalence {p_text(row.p_equivalent or 0.0)}){over}.",
+            f"equivalence {p_text(row.p_equivalent or 0.0)}{over}).",
             "shown",
         )
     if row.p_holm is not None and row.p_holm < ALPHA:
         where = "above" if row.difference > 0 else "below"
         return Sentence(
-            f"{row.arm} ends {where} {row.reference} ({numbers}; {p_text(row.p_holm)} after Holm){over}.",
-            "shown",
+            f"{row.arm} ends {where} {row.reference} ({numbers}; {p_text(row.p_holm)} after Holm{over}).", "shown"
         )
     return Sentence(
         f"{row.arm} against {row.reference}, level at the end: undecided, neither shown to differ nor to be within "
-        f"{100 * row.margin:g} points ({numbers}){over}.",
+        f"{100 * row.margin:g} points ({numbers}{over}).",
         "undecided",
     )

@@ -102,3 +102,11 @@ def test_the_json_is_what_design_promises(write_study: Write) -> None:
         document = as_json(fit_study(root, "bare" if arms else "laziness"))
         text = json.dumps(document, allow_nan=False)
         assert contract.departures(contract.SHAPES["fit"], json.loads(text)) == []
+
+
+def test_a_study_without_a_question_has_no_emergence(write_study: Write) -> None:
+    root = write_study((FakeArm("full", (0.8,)),))
+    study = root / "laziness" / "study.json"
+    study.write_text(json.dumps(json.loads(study.read_text()) | {"question": None}), encoding="utf-8")
+    document = as_json(fit_study(root, "laziness"))
+    assert document["emergence"] == document["speed_ratios"] == [] and document["counts"] == {"finished": 1}
