@@ -117,6 +117,9 @@ def run(
                 on_event=lambda event: _tell(event, look, console, live),
                 started=started,
             )
+        if submission.waiting and submission.waiting.reason:
+            text = f"{submission.waiting.points} points wait for MLflow ({submission.waiting.reason}); run again to deliver"
+            console.print(Text(text, style="yellow"), soft_wrap=True)
         stopped = submission.result is not None and submission.result.stopped_by is not None
         for cause in submission.result.causes if submission.result else []:
             console.print(Text(cause, style="red"), soft_wrap=True)

@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from orchestrator.driver import Event, RunResult
     from orchestrator.fleet import FleetOptions
     from orchestrator.tracked_runs import CellState
-    from orchestrator.tracking import Tracker
+    from orchestrator.tracking import Pending, Tracker
 
 
 @dataclass(frozen=True)
 class Submission:
-    """ran: whether anything was missing. result: of what ran, None when nothing was missing."""
+    """ran: whether anything was missing. result: of what ran, None when nothing was missing.
+
+    waiting: points that have not reached the tracking server yet, and why; None when nothing was to be delivered.
+    """
 
     ran: bool
     result: "RunResult | None"
+    waiting: "Pending | None" = None
 
 
 @dataclass
@@ -35,6 +39,7 @@ class _CellTracker:
 
     tracker: "Tracker"
     ledger: Ledger
+    waiting: "Pending | None" = None
 
     def start(self) -> None:
         self.update()
@@ -45,7 +50,8 @@ class _CellTracker:
 
     def stop(self, timeout: float) -> Any:
         self.update()
-        return self.tracker.stop(timeout)
+        self.waiting = self.tracker.stop(timeout)
+        return self.waiting
 
 
 def cell_states(ledger: Ledger) -> "dict[str, CellState]":
@@ -92,6 +98,9 @@ def submit(
     with driver.study_lock(folder):
         try:
             _write(folder / "study.json", document)
+            for cell in document["cells"]:
+                (folder / "jobs" / cell["id"]).mkdir(exist_ok=True)
+                _write(folder / "jobs" / cell["id"] / "config.json", cell)
             with Ledger.open(folder / "ledger.db") as ledger:
                 tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger)
 
@@ -104,7 +113,7 @@ def submit(
                     plan.task,
                     ledger,
                     options,
-                    cells={cell.id: cell.document for cell in plan.cells},
+                    cells={cell.id: planning.ledger_row(cell) for cell in plan.cells},
                     study_folder=source.parent,
                     tracker=tracker,
                     on_event=told,
@@ -117,7 +126,7 @@ def submit(
                     with contextlib.suppress(OSError):  # somebody else's files are in it by now
                         parent.rmdir()
             raise
-    return Submission(bool(plan.jobs), result)
+    return Submission(bool(plan.jobs), result, tracker.waiting)
 
 
 def _is_delivered(plan: Plan, document: dict[str, Any], tracking_uri: str | None) -> bool:
