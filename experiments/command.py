@@ -118,12 +118,16 @@ def run(
                 started=started,
             )
         if submission.waiting and submission.waiting.reason:
-            text = f"{submission.waiting.points} points wait for MLflow ({submission.waiting.reason}); run again to deliver"
+            text = (
+                f"{submission.waiting.points} points wait for MLflow ({submission.waiting.reason}); run again to send"
+            )
             console.print(Text(text, style="yellow"), soft_wrap=True)
         stopped = submission.result is not None and submission.result.stopped_by is not None
         for cause in submission.result.causes if submission.result else []:
             console.print(Text(cause, style="red"), soft_wrap=True)
-        written = None if stopped else _write_report(loaded.name, root, tracking_uri, console)
+        written = None if stopped else _write_report(loaded.name, root, console)
+        if written and submission.ran:
+            _track_report(written, loaded.name, root, tracking_uri, console)
     document = look() | {"report": written and str(written)}
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
@@ -230,20 +234,23 @@ def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, 
     console.print(Text(show.event(event.kind, event.job_id, event.text, look())), soft_wrap=True)
 
 
-def _write_report(name: str, root: Path, tracking_uri: str | None, console: Console) -> Path | None:
+def _write_report(name: str, root: Path, console: Console) -> Path | None:
     """Results and report of a study; None, and a line why, where there is nothing to report on yet."""
     from analysis import report as reporting
-    from orchestrator.tracking import log_report
 
     try:
-        written = reporting.write(root, name)
+        return reporting.write(root, name)
     except InputError as error:
         console.print(Text(f"no report: {error}", style="yellow"), soft_wrap=True)
         return None
+
+
+def _track_report(written: Path, name: str, root: Path, tracking_uri: str | None, console: Console) -> None:
+    from orchestrator.tracking import log_report
+
     reason = log_report(root, name, written.parent, tracking_uri)
     if reason:
         console.print(Text(f"the report is not in MLflow: {reason}", style="yellow"), soft_wrap=True)
-    return written
 
 
 def _is_file(study: str) -> bool:

@@ -36,11 +36,9 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _table(*columns: str, title: str | None = None) -> Table:
-    """The first column is text, the others numbers."""
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True, header_style="bold"
-    )
+def _table(*columns: str, tight: bool = False) -> Table:
+    """The first column is text, the others numbers. tight: one blank between columns, not two."""
+    table = Table(box=None, pad_edge=False, collapse_padding=tight, header_style="bold")
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True, overflow="ellipsis")
     return table
@@ -202,7 +200,7 @@ def findings(document: Document) -> RenderableType:
     ceilings = {tuple(row.get(key) for key in at): row for row in document["same_ceiling"]}
     rows = document["emergence"]
     keys = _varying(rows, "data", "size", "budget_tokens")
-    table = _table("arm", "T50 tokens", "95%", "emerged", "ceiling", "ratio", "95%", "level")
+    table = _table("arm", "T50 tokens", "95%", "emerged", "ceiling", "ratio", "95%", "level", tight=True)
     for row in rows:
         here = tuple(row.get(key) for key in at)
         ratio, ceiling = ratios.get(here, {}), ceilings.get(here, {})
