@@ -1,5 +1,7 @@
 """Windows, kernels and the reference they must equal."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -139,3 +141,22 @@ def test_windows_never_fall_to_the_full_product():
     query = torch.empty(1, 1, 40, 4)
     assert KERNELS["blocks"].refusal(query, 39, 0) is None
     assert list(KERNELS)[-1] == "masked"
+
+
+def seconds_of(function, inputs) -> float:
+    """Thread seconds of forward and backward, the best of three."""
+    taken = []
+    for _ in range(3):
+        start = time.thread_time()
+        torch.autograd.grad(function(*inputs).sum(), inputs)
+        taken.append(time.thread_time() - start)
+    return min(taken)
+
+
+@pytest.mark.slow
+def test_work_grows_with_the_window_not_the_square_of_the_sequence():
+    longer, shorter = (draw(t, 6, 6, 64, 1, dtype=torch.float32) for t in (4096, 2048))
+    blocks = seconds_of(lambda q, k, v: attend(q, k, v, 128, kernel="blocks"), longer)
+    assert seconds_of(lambda q, k, v: reference_attention(q, k, v, 128), longer) > 10 * blocks
+    assert seconds_of(lambda q, k, v: attend(q, k, v, 512, kernel="blocks"), longer) > 1.5 * blocks
+    assert blocks < 3 * seconds_of(lambda q, k, v: attend(q, k, v, 128, kernel="blocks"), shorter)
