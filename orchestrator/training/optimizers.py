@@ -1,9 +1,12 @@
 """Which optimizer steps which parameter, at which rate."""
 
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
 from model.groups import matrices, others
@@ -12,6 +15,9 @@ from orchestrator.errors import InputError
 from orchestrator.recipe import Recipe
 
 Group = dict[str, Any]
+STACK_ELEMENTS = (
+    2**24
+)  # of matrices orthogonalised together: beyond some MB there is memory to lose and no time to gain
 
 
 def check_recipe(recipe: Recipe, zero_stage: int) -> None:
@@ -57,15 +63,69 @@ def set_rates(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = factor * group["peak"]
 
 
+class BatchedMuon(Muon):
+    """torch.optim.Muon with matrices of one shape orthogonalised together, the same to bfloat16 rounding.
+
+    Small matrices one at a time spend most of Muon's step around the products; together they take a third of the time.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    alike[parameter.shape].append(parameter)
+            for shape, parameters in alike.items():
+                together = max(1, STACK_ELEMENTS // shape.numel())
+                for start in range(0, len(parameters), together):
+                    self._step_alike(parameters[start : start + together], group)
+
+    def _step_alike(self, parameters: list[Tensor], group: Group) -> None:
+        rows, columns = parameters[0].shape
+        rate, momentum = group["lr"], group["momentum"]
+        updates = []
+        for parameter in parameters:
+            gradient, state = parameter.grad, self.state[parameter]
+            assert gradient is not None
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+            updates.append(gradient.lerp(state["momentum_buffer"], momentum))
+        steps_NRC = orthogonalise(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        for parameter, step_RC in zip(parameters, steps_NRC.unbind(), strict=True):
+            parameter.mul_(1 - rate * group["weight_decay"])
+            parameter.add_(step_RC, alpha=-rate * math.sqrt(max(1, rows / columns)))
+
+
+def orthogonalise(x_NRC: Tensor, coefficients: tuple[float, float, float], iterations: int, eps: float) -> Tensor:
+    """Newton-Schulz iteration on N matrices of R rows and C columns, in bfloat16: singular values to about 1.
+
+    As in Keller Jordan's Muon and torch.optim.Muon: on shapes of use mostly bit for bit.
+    """
+    a, b, c = coefficients
+    tall = x_NRC.shape[1] > x_NRC.shape[2]
+    x = x_NRC.bfloat16()
+    x = x.mT if tall else x
+    # One by one: a batched norm adds in another order, and its last bit can differ from torch.optim.Muon's.
+    norms_N = torch.stack([matrix.norm() for matrix in x.unbind()])
+    x = x / norms_N.clamp(min=eps)[:, None, None]
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
 class MuonAdamW(Optimizer):
-    """torch.optim.Muon on the matrices and torch.optim.AdamW on the rest, as the one optimizer DeepSpeed takes."""
+    """Muon on the matrices and AdamW on the rest, as the one optimizer DeepSpeed takes."""
 
     def __init__(self, groups: list[Group]) -> None:
         muon = [group for group in groups if group["use_muon"]]
         adamw = [group for group in groups if not group["use_muon"]]
         self._parts: list[Optimizer] = [AdamW(adamw, fused=True)]
         if muon:
-            self._parts.append(Muon(muon, adjust_lr_fn="original"))
+            self._parts.append(BatchedMuon(muon))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
     @torch.no_grad()

@@ -17,9 +17,9 @@ from model.groups import matrices, others
 from model.lm import LanguageModel, build
 from orchestrator.errors import InputError
 from orchestrator.recipe import Recipe
-from orchestrator.training import checkpoint
+from orchestrator.training import checkpoint, optimizers
 from orchestrator.training.engine import Engine, end_process_group, start_process_group
-from orchestrator.training.optimizers import MuonAdamW, check_recipe, parameter_groups, set_rates
+from orchestrator.training.optimizers import BatchedMuon, MuonAdamW, check_recipe, parameter_groups, set_rates
 
 RECIPE = Recipe(learning_rate=0.02, batch_size=4, weight_decay=0.1)
 
@@ -92,8 +92,8 @@ def test_one_step_is_pytorchs_step(stage: int) -> None:
     wanted = weights(theirs)
     for name, matrix in matrices(ours):
         step, want = matrix.detach() - 0.999 * before[name], wanted[name] - 0.999 * before[name]
-        # Both iterate in bfloat16 in another order of operations: some percent apart, in no singular direction more.
-        assert (step - want).norm() / want.norm() < (1e-5 if stage == 0 else 0.05), name
+        # All iterate in bfloat16, in other orders of operations: up to some percent apart.
+        assert (step - want).norm() / want.norm() < (0.02 if stage == 0 else 0.05), name
         values = torch.linalg.svdvals(step)
         assert values[0] / values[-2] < 2.0, name  # five iterations do not lift the very smallest
         rows, columns = matrix.shape
@@ -102,12 +102,32 @@ def test_one_step_is_pytorchs_step(stage: int) -> None:
         torch.testing.assert_close(parameter.detach(), wanted[name], atol=2e-6, rtol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("stack", [1, 700, 2**24])
+def test_matrices_stepped_together_are_stepped_alone(monkeypatch: pytest.MonkeyPatch, stack: int) -> None:
+    monkeypatch.setattr(optimizers, "STACK_ELEMENTS", stack)
+    shapes = [(16, 16), (40, 16), (16, 16), (16, 40), (40, 16), (16, 16)]
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in ours]
+    before = [matrix.detach().clone() for matrix in ours]
+    settings = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+    together, alone = BatchedMuon(ours, **settings), torch.optim.Muon(theirs, **settings)
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        together.step()
+        alone.step()
+    for a, b, start in zip(ours, theirs, before, strict=True):
+        assert (a - b).norm() / (b - start).norm() < 0.01
+
+
 def test_momentum_and_rates_follow_pytorch_over_steps() -> None:
     ours, theirs = trained(), trained()
     engine = Engine(ours, RECIPE)
     losses = [engine.step(batch(step), 1.0) for step in range(5)]
     engine.close()
-    assert losses == pytest.approx(steps_of_pytorch(theirs, 5), abs=1e-5)
+    assert losses == pytest.approx(steps_of_pytorch(theirs, 5), abs=5e-4)  # bfloat16 rounding, carried on
 
 
 def test_two_workers_step_as_one_at_every_stage(tmp_path: Path) -> None:
