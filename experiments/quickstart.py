@@ -1,7 +1,7 @@
 """Does a large window make a hybrid lazy, and does NoPE on its full layers wake it up? Minutes on a laptop.
 
 Five arms of about 143,000 parameters learn the recall language, in which a fact must be found again over distances
-from 2 to 252 tokens. What is asked: after how many tokens does recall beyond 128 tokens, out of reach of every window
+from 4 to 252 tokens. What is asked: after how many tokens does recall beyond 128 tokens, out of reach of every window
 here, appear in each arm? (after arXiv 2606.15378, "Large-Window Laziness")
 """
 
@@ -40,6 +40,7 @@ study = Study(
         "these small models learnt no recall in 4.9 M tokens; the paper's models have no such shift.",
         "Two seeds an arm show directions, not intervals worth relying on: window_laziness has five.",
         "Trained and asked at one length (256 tokens): nothing is said about longer texts than those trained on.",
-        "The held-out facts are each stated once and asked once, at distances drawn uniformly; chance is 1/32.",
+        "The held-out facts are each stated once and asked once, three in four at distances drawn uniformly and one in "
+        "four log-uniformly, so that the nearest bucket is populated too; chance is 1/32.",
     ],
 )

@@ -36,6 +36,7 @@ study = Study(
         "these small models learnt no recall in 4.9 M tokens; the paper's models have no such shift.",
         "The two data conditions are analysed apart: how easily a window answers is what they vary.",
         "Trained and asked at one length (256 tokens): nothing is said about longer texts than those trained on.",
-        "The held-out facts are each stated once and asked once, at distances drawn uniformly; chance is 1/32.",
+        "The held-out facts are each stated once and asked once, three in four at distances drawn uniformly and one in "
+        "four log-uniformly, so that the nearest bucket is populated too; chance is 1/32.",
     ],
 )
