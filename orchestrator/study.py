@@ -21,7 +21,7 @@ Name = Annotated[str, Field(pattern=NAME, max_length=80)]
 
 
 class Arm(BaseModel):
-    """One architecture. pattern: mixer words repeated over the layers ("swa-8 full"); positions: which layers rotate."""
+    """One architecture. pattern: mixer words repeated over the layers ("swa-8 full"); positions: which ones rotate."""
 
     model_config = STRICT
 

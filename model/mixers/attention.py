@@ -16,8 +16,8 @@ class Attention(nn.Module):
     """One attention layer, [B, T, D] → [B, T, D]; `full` has no window, `swa` has one.
 
     Keys are made in this order: projection, QK-norm, key shift, RoPE. The shift comes before RoPE so that the previous
-    token's key is read at the key's own position, and after the norm so that it can sharpen the scores: before it, recall
-    took 1.2 to 1.8 times the tokens to emerge (three arms of the quickstart, one seed each).
+    token's key is read at the key's own position, and after the norm so that it can sharpen the scores: before it,
+    recall took 1.2 to 1.8 times the tokens to emerge (three arms of the quickstart, one seed each).
     window, sinks and query_scale may be set at evaluation (model.limits): they hold no parameters.
     """
 

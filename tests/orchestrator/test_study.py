@@ -216,7 +216,9 @@ def test_a_helper_module_is_found_but_shadows_no_room(tmp_path: Path):
 
 
 def test_paper_sizes_have_the_papers_n():
-    paper = make_study(sizes=[PAPER_SIZES[s] for s in ("S1", "S2", "S3", "S4")], arms=[Arm(name="full", pattern="full")])
+    paper = make_study(
+        sizes=[PAPER_SIZES[s] for s in ("S1", "S2", "S3", "S4")], arms=[Arm(name="full", pattern="full")]
+    )
     counted = {cell.size: cell.non_embedding_params for cell in cells.expand(paper)}
     assert counted == {"S1": 14_999_424, "S2": 31_470_080, "S3": 64_901_760, "S4": 104_427_264}
 
