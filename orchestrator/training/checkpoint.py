@@ -10,6 +10,7 @@ keep the weights for measures to come. All of this is plain data: nothing is unp
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 
 from model.lm import LanguageModel
 
@@ -62,9 +63,13 @@ def commit(
     _wait(workers)
     try:
         if rank == 0:
-            save_file({name: p.detach().cpu().clone() for name, p in model.named_parameters()}, partial / WEIGHTS)
+            weights = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+            (partial / WEIGHTS).write_bytes(safetensors.torch.save(weights))
         if rank == 0 or zero_stage > 0:
-            torch.save(optimizer_state, partial / f"optimizer-{rank}.pt")
+            # Both libraries' own writers turn a full disk into errors of theirs; through bytes it stays an OSError.
+            state = io.BytesIO()
+            torch.save(optimizer_state, state)
+            (partial / f"optimizer-{rank}.pt").write_bytes(state.getbuffer())
         _wait(workers)
         if rank == 0:
             _seal(partial, {"step": step, "workers": workers, "zero_stage": zero_stage})
@@ -81,7 +86,7 @@ def commit(
 
 
 def latest_committed(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole and resumable, and what was skipped: "step-00000900: shard truncated".
+    """The newest checkpoint that is whole and resumable, and what was skipped: "step-00000900 skipped: optimizer-0.pt truncated".
 
     None only where no checkpoint was ever committed. Raises NoWholeCheckpoint where there are some and none will do.
     """
@@ -91,11 +96,11 @@ def latest_committed(root: Path) -> tuple[Checkpoint | None, list[str]]:
         try:
             checkpoint = verify(folder)
         except ValueError as error:
-            skipped.append(f"{folder.name}: {error}")
+            skipped.append(f"{folder.name} skipped: {error}")
             continue
         if checkpoint.resumable:
             return checkpoint, skipped
-        skipped.append(f"{folder.name}: weights only")
+        skipped.append(f"{folder.name} skipped: weights only")
     if folders:
         raise NoWholeCheckpoint(
             f"{root}: no checkpoint to resume from ({'; '.join(skipped)}); restore one, or delete the folder to train "
@@ -144,7 +149,7 @@ def verify(folder: Path) -> Checkpoint:
 
 def load_weights(checkpoint: Checkpoint, model: LanguageModel) -> None:
     """Copies the stored weights into the model. Raises ValueError where names or shapes differ."""
-    stored = load_file(checkpoint.folder / WEIGHTS)
+    stored = safetensors.torch.load_file(checkpoint.folder / WEIGHTS)
     parameters = dict(model.named_parameters())
     if {n: p.shape for n, p in parameters.items()} != {n: t.shape for n, t in stored.items()}:
         raise ValueError(f"{checkpoint.folder}: its weights are of another model shape; delete it or restore the model")

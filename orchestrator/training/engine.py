@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
@@ -20,6 +21,7 @@ from orchestrator.recipe import Recipe
 from orchestrator.training.optimizers import MuonAdamW, check_recipe, parameter_groups, set_rates
 
 deepspeed_logger.setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", message=r".*all_gather_into_tensor.* is deprecated")  # DeepSpeed's call, not ours
 # Its shared-memory collectives are compiled at first use (40 s) and break when world sizes alternate in one process.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 

@@ -9,6 +9,7 @@ import torch
 
 from model.lm import LanguageModel, build
 from orchestrator.errors import InputError
+from orchestrator.measure import Measure, Measurement
 from orchestrator.record import RecordWriter, exclusive, to_parquet
 from orchestrator.training import checkpoint
 from orchestrator.training.checkpoint import Checkpoint
@@ -28,19 +29,22 @@ def run(
     """Runs one job on this rank of a process group of `task.workers`, already started.
 
     should_stop: asked after every step; where any rank says so, the job checkpoints and ends "stopped".
-    progress: told the tokens trained so far after every step, on every rank; it must be cheap.
+    progress: told the tokens trained so far at the start, after every step and every measure; it must be cheap.
     Raises InputError for settings that do not go together, NoWholeCheckpoint, TimeoutError where another process holds
     the folder, and whatever the model, data and measures raise.
     """
     torch.set_num_threads(task.threads)
     torch.set_flush_denormal(True)
+    tell = progress or (lambda tokens: None)
     with ExitStack() as held:
         from_first_rank(lambda: held.enter_context(exclusive(task.folder)), task.workers)
         if task.kind == "measure":
-            return _measure_stored(task, should_stop, device) if rank == 0 else Outcome("finished", None, 0, 0, 0, 0)
+            if rank == 0:
+                return _measure_stored(task, should_stop, tell, device)
+            return Outcome("finished", None, tokens=0, busy_s=0.0, train_s=0.0, measure_s=0.0)
         training = _Training(task, rank, device)
         held.callback(training.close)
-        return training.run(should_stop, progress or (lambda tokens: None))
+        return training.run(should_stop, tell)
 
 
 class _Training:
@@ -79,6 +83,7 @@ class _Training:
         task, engine, recipe = self.task, self.engine, self.task.recipe
         step, saved, saved_at = self.start, self.start, time.monotonic()
         logged, logged_s = step, 0.0
+        progress(step * self.tokens_per_step)
         while step < task.steps:
             began = time.perf_counter()
             factor = recipe.rate(step, task.steps)
@@ -102,7 +107,7 @@ class _Training:
                 cause = f"{engine.fault or 'non-finite loss'} at step {step} (learning rate {recipe.learning_rate:g})"
                 return self._end("diverged", step, cause)
             if step in self.measure_at:
-                self._measure(step)
+                self._measure(step, progress)
             if step in self.keep or stop or due:
                 self._commit(step)
                 saved, saved_at = step, time.monotonic()
@@ -123,11 +128,17 @@ class _Training:
         elif not (self.start == self.task.steps and record.last_event == "finished"):
             record.event(self.start, "resumed", f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped))
 
-    def _measure(self, step: int) -> None:
-        if self.record:
-            began = time.perf_counter()
-            _run_measures(self.model, self.task, self.record, step)
-            self.measure_s += time.perf_counter() - began
+    def _measure(self, step: int, progress: Callable[[int], None]) -> None:
+        """Runs the measures that the record lacks at this step, on rank 0 while the others wait for the next one."""
+        if self.record is None:
+            return
+        began = time.perf_counter()
+        for identity, measure in self.task.measures:
+            if not self.record.holds(measure.name, step, identity):
+                result = _evaluate(measure, self.model, self.task)
+                self.record.measured(step, measure.name, result.metrics, identity, result.rows)
+                progress(step * self.tokens_per_step)
+        self.measure_s += time.perf_counter() - began
 
     def _commit(self, step: int) -> None:
         if self.record:
@@ -167,33 +178,46 @@ def _check_fits(found: Checkpoint, task: Task) -> None:
         )
 
 
-def _run_measures(
-    model: LanguageModel, task: Task, record: RecordWriter, step: int, should_stop: Callable[[], bool] = lambda: False
-) -> None:
-    """Runs the measures that the record lacks at this step, on the model in evaluation and without gradients."""
+def _evaluate(measure: Measure, model: LanguageModel, task: Task) -> Measurement:
     model.eval()
-    for identity, measure in task.measures:
-        if not record.holds(measure.name, step, identity) and not should_stop():
-            with torch.no_grad():
-                result = measure(model, task.data)
-            record.measured(step, measure.name, result.metrics, identity, result.rows)
+    with torch.no_grad():
+        result = measure(model, task.data)
     model.train()
+    return result
 
 
-def _measure_stored(task: Task, should_stop: Callable[[], bool], device: torch.device | str) -> Outcome:
-    """Runs missing measures on every whole checkpoint of the job. Rank 0 does it all; nothing is trained."""
+def _measure_stored(
+    task: Task, should_stop: Callable[[], bool], progress: Callable[[int], None], device: torch.device | str
+) -> Outcome:
+    """Runs missing measures on every whole checkpoint of the job, on rank 0 alone; nothing is trained.
+
+    A measure is written once it has all its checkpoints: one that the record knows at all is complete.
+    """
     began = time.perf_counter()
     tokens_per_step = task.recipe.batch_size * task.data.context
+    stored = checkpoint.committed(task.folder / "checkpoints")
+    if not stored:
+        raise InputError(f"{task.folder}: no whole checkpoint to measure; train the cell first")
+    tokens = stored[-1].step * tokens_per_step
+    model = build(task.model, task.seed, device)
+    state: Literal["finished", "stopped"] = "finished"
     with closing(RecordWriter(task.folder / "record.jsonl", tokens_per_step)) as record:
-        model = build(task.model, task.seed, device)
-        stored = checkpoint.committed(task.folder / "checkpoints")
-        if not stored:
-            raise InputError(f"{task.folder}: no whole checkpoint to measure; train the cell first")
-        for found in stored:
-            checkpoint.load_weights(found, model)
-            _run_measures(model, task, record, found.step, should_stop)
+        for identity, measure in task.measures:
+            results = []
+            for found in stored:
+                if record.holds(measure.name, found.step, identity):
+                    continue
+                if should_stop():
+                    state = "stopped"
+                    break
+                checkpoint.load_weights(found, model)
+                results.append((found.step, _evaluate(measure, model, task)))
+                progress(tokens)
+            if state == "stopped":
+                break
+            for step, result in results:
+                record.measured(step, measure.name, result.metrics, identity, result.rows)
         record.sync()
         to_parquet(task.folder / "record.jsonl", task.folder / "record.parquet")
     busy_s = time.perf_counter() - began
-    state: Literal["finished", "stopped"] = "stopped" if should_stop() else "finished"
-    return Outcome(state, None, stored[-1].step * tokens_per_step, busy_s, 0.0, busy_s)
+    return Outcome(state, None, tokens, busy_s, 0.0, busy_s)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,7 +82,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: Callabl
     damage(tmp_path / "step-00000003")
     found, skipped = latest_committed(tmp_path)
     assert found and found.step == 2
-    assert skipped == [f"step-00000003: {said}"]
+    assert skipped == [f"step-00000003 skipped: {said}"]
     # Going on from 2 must not leave the damaged one ahead of what follows.
     commit(tmp_path, 3, model)
     found, skipped = latest_committed(tmp_path)
@@ -94,21 +96,25 @@ def test_never_from_step_0_where_checkpoints_are_damaged(tmp_path: Path) -> None
     commit(tmp_path, 2, model)
     truncate(tmp_path / "step-00000001")
     unmark(tmp_path / "step-00000002")
-    with pytest.raises(NoWholeCheckpoint, match=r"step-00000002: marker missing; step-00000001: .*truncated"):
+    with pytest.raises(
+        NoWholeCheckpoint, match=r"step-00000002 skipped: marker missing; step-00000001 skipped: .*truncated"
+    ):
         latest_committed(tmp_path)
 
 
-def test_a_partial_one_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path) -> None:
+    """The limit on file size stands in for the disk's end: the same write fails half-way, with a like error."""
     model = build(CONFIG, 0)
     commit(tmp_path, 1, model)
-
-    def no_space(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", no_space)
-        with pytest.raises(OSError, match="No space"):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
             commit(tmp_path, 2, model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
     assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000001"]
     found, _ = latest_committed(tmp_path)
     assert found and found.step == 1

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny_gang import HeldOutLoss, gang, outcomes, tiny_task
+from tiny_gang import HeldOutLoss, gang, tiny_task
 
 from model.lm import LanguageModel, build
 from orchestrator.errors import InputError
 from orchestrator.record import read
 from orchestrator.training import job
 from orchestrator.training.checkpoint import committed
-from orchestrator.training.engine import PortTaken, end_process_group, start_process_group
+from orchestrator.training.engine import end_process_group, start_process_group
 from orchestrator.training.task import Outcome, Task
 
 
@@ -71,7 +71,8 @@ def test_a_job_trains_measures_and_commits(tmp_path: Path) -> None:
     )
     assert (outcome.state, outcome.cause, outcome.tokens) == ("finished", None, 60 * 4 * 32)
     assert outcome.busy_s == pytest.approx(outcome.train_s + outcome.measure_s)
-    assert told == [128 * step for step in range(1, 61)]
+    assert sorted(set(told)) == [128 * step for step in range(61)]
+    assert told == sorted(told)
     lines = read(tmp_path / "record.jsonl")
     assert [line["step"] for line in lines if _is(line, "train")] == [25, 50, 60]
     assert [line["step"] for line in lines if _is(line, "validation")] == [6, 20, 60]
@@ -128,7 +129,7 @@ def test_a_damaged_newest_checkpoint_is_said_and_passed_over(tmp_path: Path, unb
     run(tiny_task(tmp_path), stop_after=8)
     (tmp_path / "checkpoints" / "step-00000008" / "COMMITTED").unlink()
     run(tiny_task(tmp_path))
-    assert events(tmp_path)[2] == ("resumed", "resumed at step 6; step-00000008: marker missing")
+    assert events(tmp_path)[2] == ("resumed", "resumed at step 6; step-00000008 skipped: marker missing")
     assert losses(tmp_path) == unbroken
     assert_each_once_and_rising(tmp_path)
 
@@ -139,30 +140,6 @@ def test_micro_batches_change_no_loss(tmp_path: Path, stage: int, unbroken: dict
     ours = losses(tmp_path)
     assert ours[1] == pytest.approx(unbroken[1], abs=1e-6)
     assert ours == pytest.approx(unbroken, abs=2e-3)  # bfloat16 Newton-Schulz magnifies float32 rounding
-
-
-def test_two_workers_change_no_loss_and_one_goes_on_from_two(tmp_path: Path, unbroken: dict[int, float]) -> None:
-    changes = [
-        {"folder": str(tmp_path / "whole"), "workers": 2},
-        {"folder": str(tmp_path / "replicated"), "workers": 2, "steps": 6, "checkpoint_at": (6,)},
-        {"folder": str(tmp_path / "shared"), "workers": 2, "zero_stage": 1, "steps": 6, "checkpoint_at": (6,)},
-        {"folder": str(tmp_path / "bad"), "workers": 2, "recipe": {"learning_rate": 1e6}},
-        {"folder": str(tmp_path / "uneven"), "workers": 2, "recipe": {"batch_size": 3}},
-    ]
-    *ended, diverged, uneven = outcomes(gang(changes, 2))
-    assert [outcome.get("state", outcome) for outcome in ended] == ["finished"] * 3
-    assert diverged["cause"] == "a weight beyond 10000 at step 1 (learning rate 1e+06)"
-    assert uneven["error"].startswith("InputError: batch_size: 3 is not a multiple of 2 workers")
-    assert losses(tmp_path / "whole") == pytest.approx(unbroken, abs=2e-3)
-    assert_each_once_and_rising(tmp_path / "whole")
-
-    flat = {"decay_fraction": 0.0}
-    assert run(tiny_task(tmp_path / "replicated", recipe=flat)).state == "finished"
-    with pytest.raises(InputError, match="saved by 2 workers at ZeRO stage 1; set workers to 2 to go on"):
-        run(tiny_task(tmp_path / "shared", zero_stage=1))
-    with pytest.raises(InputError, match=r"machine\.zero_stage: 0, but .* saved at stage 1"):
-        run(tiny_task(tmp_path / "shared"))
-    assert max(losses(tmp_path / "shared")) == 6
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -222,6 +199,9 @@ def test_new_measures_run_on_stored_checkpoints(tmp_path: Path) -> None:
     assert [line["step"] for line in new] == [6, 12]
     assert [line["metrics"]["again/loss"] for line in new] == [line["metrics"]["validation/loss"] for line in known]
     assert_each_once_and_rising(tmp_path)
+    stopped = run(tiny_task(tmp_path, kind="measure", measures=(("heldout-3", HeldOutLoss("half")),)), stop_after=2)
+    assert stopped.state == "stopped"
+    assert not any(_is(line, "half") for line in read(tmp_path / "record.jsonl")), "a measure is stored whole"
     with pytest.raises(InputError, match="no whole checkpoint to measure"):
         run(tiny_task(tmp_path / "empty", kind="measure"))
 
@@ -251,16 +231,3 @@ def test_bfloat16_trains_close_to_float32(tmp_path: Path, unbroken: dict[int, fl
     ours = losses(tmp_path)
     assert ours != unbroken
     assert ours == pytest.approx(unbroken, abs=0.05)
-
-
-def test_a_taken_port_is_told_apart() -> None:
-    import socket
-
-    end_process_group()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1: address already in use"):
-            start_process_group(rank=0, world=2, port=port)
-    start_process_group(rank=0, world=1, port=0)
