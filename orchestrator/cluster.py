@@ -1,6 +1,7 @@
 """Ray itself: a node of its own for one driver, or a cluster that runs already; and what travels to its workers."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
@@ -23,6 +24,7 @@ from orchestrator.training.task import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("model", "orchestrator", "analysis", "experiments")
+PREFIX = "gridlaw-"
 CONNECT_TIMEOUT_S = 5.0
 HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
@@ -31,8 +33,11 @@ OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's least: only tasks and outcomes pa
 
 def start(slots: int, threads: int, gpus: int) -> Path:
     """Ray on this machine. Returns its folder, which is short: a socket's path may have 107 bytes, and Ray adds 70."""
-    base = tempfile.gettempdir()
-    temp = Path(tempfile.mkdtemp(prefix="gridlaw-", dir=base if len(base) <= 12 else "/tmp"))
+    default = tempfile.gettempdir()
+    base = Path(default if len(default) <= 12 else "/tmp")
+    _remove_abandoned(base)
+    temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    fcntl.flock(os.open(temp, os.O_RDONLY), fcntl.LOCK_EX)  # held, and the descriptor open, while this process lives
     # Others on this machine must not reach our Ray. Set for good: Ray reads it once a process.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -52,6 +57,18 @@ def start(slots: int, threads: int, gpus: int) -> Path:
         leave(temp)
         raise
     return temp
+
+
+def _remove_abandoned(base: Path) -> None:
+    """Folders of drivers that were killed: nobody holds their lock."""
+    for folder in base.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def join(address: str) -> None:

@@ -3,6 +3,7 @@
 Imported by the driver too, so nothing heavy stands at the top: torch and DeepSpeed are imported in the actor alone.
 """
 
+import contextlib
 import errno
 import os
 import socket
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import psutil
 import ray
 import ray.cloudpickle
 
@@ -137,7 +139,15 @@ def _training_job(device: str) -> JobFunction:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Ends this process when the Ray node that started it is gone: a killed driver must leave nobody training."""
+    """Ends this process when the Ray node that started it is gone: a killed driver must leave nobody training.
+
+    The node's agents are taken along: they would first try for a minute to tell a node that is no more.
+    """
+    family = psutil.Process(parent).children()
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid():
+                process.kill()
     os._exit(1)
