@@ -86,7 +86,7 @@ def commit(
 
 
 def latest_committed(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole and resumable, and what was skipped: "step-00000900 skipped: optimizer-0.pt truncated".
+    """The newest checkpoint that is whole and resumable, and what was skipped: "step-00000900 skipped: marker missing".
 
     None only where no checkpoint was ever committed. Raises NoWholeCheckpoint where there are some and none will do.
     """
