@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orchestrator.errors import InputError
+
 
 class Recipe(BaseModel):
     """Optimizer, schedule and batch of a study.
@@ -35,3 +37,16 @@ class Recipe(BaseModel):
         decay_steps = round(self.decay_fraction * steps)
         down = (steps - step) / decay_steps if decay_steps else 1.0
         return min(1.0, up, down)
+
+
+def check_recipe(recipe: Recipe, zero_stage: int) -> None:
+    """Raises InputError where the recipe cannot be stepped right at that ZeRO stage.
+
+    At stages 1 and 2 DeepSpeed writes Muon's orthogonalised update into the gradient and then clips it like one, so a
+    clip would scale every Muon step down instead of bounding the gradient.
+    """
+    if recipe.optimizer == "muon" and recipe.clip is not None and zero_stage > 0:
+        raise InputError(
+            f"recipe.clip: {recipe.clip} with Muon at ZeRO stage {zero_stage} would clip Muon's update, not the "
+            f"gradient; set clip to None or zero_stage to 0"
+        )

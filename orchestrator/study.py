@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, f
 
 from model.config import ModelConfig, parse_pattern
 from orchestrator.errors import InputError, one_line
-from orchestrator.recipe import Recipe
+from orchestrator.recipe import Recipe, check_recipe
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
@@ -192,6 +192,7 @@ class Study(BaseModel):
         if self.question and self.question.reference not in {arm.name for arm in self.arms}:
             names = ", ".join(arm.name for arm in self.arms)
             raise ValueError(f"question.reference: {self.question.reference!r} is no arm; arms: {names}")
+        check_recipe(self.recipe, self.machine.zero_stage)
         share, rest = divmod(self.recipe.batch_size, self.machine.workers)
         if rest:
             raise ValueError(

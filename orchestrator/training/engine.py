@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from model.lm import LanguageModel
 from orchestrator.errors import InputError
-from orchestrator.recipe import Recipe
-from orchestrator.training.optimizers import MuonAdamW, check_recipe, parameter_groups, set_rates
+from orchestrator.recipe import Recipe, check_recipe
+from orchestrator.training.optimizers import MuonAdamW, parameter_groups, set_rates
 
 deepspeed_logger.setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message=r".*all_gather_into_tensor.* is deprecated")  # DeepSpeed's call, not ours

@@ -11,26 +11,10 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from model.groups import matrices, others
 from model.lm import LanguageModel
-from orchestrator.errors import InputError
 from orchestrator.recipe import Recipe
 
 Group = dict[str, Any]
-STACK_ELEMENTS = (
-    2**24
-)  # of matrices orthogonalised together: beyond some MB there is memory to lose and no time to gain
-
-
-def check_recipe(recipe: Recipe, zero_stage: int) -> None:
-    """Raises InputError where the recipe cannot be stepped right at that ZeRO stage.
-
-    At stages 1 and 2 DeepSpeed writes Muon's orthogonalised update into the gradient and then clips it like one, so a
-    clip would scale every Muon step down instead of bounding the gradient.
-    """
-    if recipe.optimizer == "muon" and recipe.clip is not None and zero_stage > 0:
-        raise InputError(
-            f"recipe.clip: {recipe.clip} with Muon at ZeRO stage {zero_stage} would clip Muon's update, not the "
-            f"gradient; set clip to None or zero_stage to 0"
-        )
+STACK_ELEMENTS = 2**24  # of matrices orthogonalised together: beyond some MB there is memory to lose, no time to gain
 
 
 def parameter_groups(model: LanguageModel, recipe: Recipe) -> list[Group]:

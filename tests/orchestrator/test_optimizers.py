@@ -15,10 +15,10 @@ from tiny_gang import MODEL, Counting
 from model.groups import matrices, others
 from model.lm import LanguageModel, build
 from orchestrator.errors import InputError
-from orchestrator.recipe import Recipe
+from orchestrator.recipe import Recipe, check_recipe
 from orchestrator.training import optimizers
 from orchestrator.training.engine import Engine, end_process_group, start_process_group
-from orchestrator.training.optimizers import BatchedMuon, MuonAdamW, check_recipe, parameter_groups, set_rates
+from orchestrator.training.optimizers import BatchedMuon, MuonAdamW, parameter_groups, set_rates
 
 RECIPE = Recipe(learning_rate=0.02, batch_size=4, weight_decay=0.1)
 

@@ -170,6 +170,10 @@ def test_identity_is_stable():
         ({"budgets": ["many"]}, ["'many' is no budget", "100N"]),
         ({"question": Question(capability="x", reference="gone")}, ["'gone' is no arm", "full, swa-8"]),
         ({"machine": Machine(workers=3)}, ["workers: 3 does not divide batch_size 2"]),
+        (
+            {"machine": Machine(zero_stage=1), "recipe": Recipe(learning_rate=0.02, batch_size=2, clip=1.0)},
+            ["recipe.clip: 1.0", "zero_stage to 0"],
+        ),
         ({"name": "a/b"}, ["Study.name", "'a/b'"]),
     ],
 )
