@@ -12,7 +12,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from analysis.arm_emergence import Condition
-from analysis.comparisons import SpeedRatio
+from analysis.comparisons import CENSORED, SpeedRatio
 from analysis.drawing import INK, NOTE, Drawn, Stroke, end_labels, new_figure, plain, save, strokes, tokens_axis
 from analysis.emergence_figures import draw_emergence, draw_seeds
 from analysis.findings import StudyFit
@@ -45,7 +45,7 @@ def draw_all(results: Results, fit: StudyFit, folder: Path) -> list[Drawn]:
 def _speed_ratios(
     ratios: Sequence[SpeedRatio], condition: Condition, style: dict[str, Stroke], folder: Path
 ) -> Drawn | None:
-    if not any(row.ratio or row.emerged_only or row.at_least for row in ratios):
+    if not any(row.ratio or row.emerged_only or row.at_least or row.at_most for row in ratios):
         return None
     most = _widest(ratios)
     figure = new_figure(6.4, 1.0 + 0.46 * len(ratios))
@@ -53,17 +53,21 @@ def _speed_ratios(
     axes.axvline(1.0, color=INK, linewidth=1.0)
     for place, row in enumerate(ratios):
         colour = style[row.arm].colour
-        value, ci, fill = (row.ratio, row.ci, colour) if row.ratio else (row.emerged_only, row.emerged_only_ci, "white")
+        value, ci = (row.ratio, row.ci) if row.method else (row.emerged_only, row.emerged_only_ci)
+        bound = row.at_least or row.at_most
         if ci:
             axes.plot(np.clip(ci, 1 / most, most), [place] * 2, color=colour, linewidth=2, solid_capstyle="butt")
             for edge, beyond, arrow in ((1 / most, ci[0] < 1 / most, "<"), (most, ci[1] > most, ">")):
                 if beyond:
                     axes.plot(edge, place, arrow, color=colour, markersize=6, clip_on=False, zorder=5)
         if value and 1 / most <= value <= most:
+            fill = colour if row.method else "white"
             axes.plot(value, place, "o", markersize=8, mfc=fill, mec=colour, mew=1.6, zorder=4)
-        elif row.at_least:
-            axes.plot([min(row.at_least, most), most], [place] * 2, color=colour, linewidth=2, linestyle=":")
-            axes.plot(most, place, ">", color=colour, markersize=7, clip_on=False, zorder=5)
+        elif bound:
+            at = float(np.clip(bound, 1 / most, most))
+            axes.plot(at, place, ">" if row.at_least else "<", markersize=8, mfc="white", mec=colour, mew=1.6, zorder=4)
+        if row.method == CENSORED and row.emerged_only and 1 / most <= row.emerged_only <= most:
+            axes.plot(row.emerged_only, place, "o", markersize=4.5, mfc="white", mec=colour, mew=1.1, zorder=5)
         _beside(axes, place, ratio_text(row), ratio_note(row))
     axes.set_xscale("log")
     axes.set_xlim(1 / most, most)
@@ -82,8 +86,9 @@ def _speed_ratios(
         "speed-ratios",
         condition,
         f"Speed against {ratios[0].reference}",
-        "Speed ratio of each arm with its 95% interval (unadjusted). Hollow: over the seeds with a T50 alone, because "
-        "another seed of the arm or of the reference has none.",
+        "Speed ratio of each arm with its 95% interval (unadjusted). A seed that never emerged is counted as "
+        "censored at its last tokens, as the row says; small and hollow beside it: over the seeds with a T50 alone. "
+        "Triangle: no seed of one arm emerged, so these seeds bound the ratio, and the interval has one end.",
         ratio_table(ratios),
     )
 
@@ -92,8 +97,9 @@ def _widest(ratios: Sequence[SpeedRatio]) -> float:
     """The power of two that holds every estimate and interval on either side of 1, from 2 to `WIDEST_RATIO`."""
     reach = 2.0
     for row in ratios:
-        for value in (row.ratio, row.emerged_only, row.at_least, *(row.ci or ()), *(row.emerged_only_ci or ())):
-            while value and reach < WIDEST_RATIO and max(value, 1 / value) > reach:
+        ends = (*(row.ci or ()), *(row.emerged_only_ci or ()))
+        for value in (row.ratio, row.emerged_only, row.at_least, row.at_most, *ends):
+            while value and np.isfinite(value) and reach < WIDEST_RATIO and max(value, 1 / value) > reach:
                 reach *= 2
     return reach
 

@@ -3,6 +3,7 @@
 Finished cells are fitted. Failed, diverged and unfinished ones are counted, never fitted.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,11 @@ def _emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
 
 
 def _flat(row: Emergence | SpeedRatio | SameCeiling) -> dict[str, Any]:
-    """Fields of a row with its condition beside them, tuples as lists."""
-    fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(row).items()}
+    """Fields of a row with its condition beside them, tuples as lists, an open end of an interval as None."""
+    fields = {
+        key: [None if end in (math.inf, -math.inf) else end for end in value] if isinstance(value, tuple) else value
+        for key, value in vars(row).items()
+    }
     del fields["condition"]
     return fields | asdict(row.condition)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from analysis.arm_emergence import Emergence
@@ -34,13 +35,13 @@ def ratio_table(rows: Sequence[SpeedRatio]) -> pl.DataFrame:
     return _table(
         [
             {"data": r.condition.data, "size": r.condition.size, "arm": r.arm, "reference": r.reference}
-            | {"ratio": r.ratio}
+            | {"method": r.method, "ratio": r.ratio}
             | _ends("ratio", r.ci)
             | {"p": r.p, "p_holm": r.p_holm, "emerged_only": r.emerged_only}
             | _ends("emerged_only", r.emerged_only_ci)
             | {"crossing": r.crossing}
             | _ends("crossing", r.crossing_ci)
-            | {"at_least": r.at_least, "flags": "; ".join(r.flags)}
+            | {"at_least": r.at_least, "at_most": r.at_most, "flags": "; ".join(r.flags)}
             for r in rows
         ]
     )
@@ -61,7 +62,7 @@ def ceiling_table(rows: Sequence[SameCeiling]) -> pl.DataFrame:
 
 
 def _ends(name: str, ci: Interval | None) -> Cells:
-    low, high = ci or (None, None)
+    low, high = (end if np.isfinite(end) else None for end in ci) if ci else (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
 
 

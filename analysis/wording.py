@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.arm_emergence import Condition, Emergence
-from analysis.comparisons import SameCeiling, SpeedRatio
+from analysis.comparisons import CENSORED, SameCeiling, SpeedRatio
 from analysis.drawing import tokens_text
 from analysis.findings import StudyFit
 
@@ -52,15 +52,16 @@ def points_text(share: float) -> str:
 def ratio_text(row: SpeedRatio) -> str:
     """A speed ratio with its interval, as it stands beside its row of a figure or table."""
     value, ci = (row.ratio, row.ci) if row.ratio else (row.emerged_only, row.emerged_only_ci)
-    if row.at_least:
-        return f"over {row.at_least:.1f}×"
+    for words, bound, end in (("over", row.at_least, 0), ("under", row.at_most, 1)):
+        if bound:
+            return f"{words} {bound:.2f}×" + (f" (95% {words} {row.ci[end]:.2f})" if row.ci else "")
     if not value:
         return "no ratio"
     return f"{value:.2f}× ({ci[0]:.2f}–{ci[1]:.2f})" if ci else f"{value:.2f}× (no interval)"
 
 
 def ratio_note(row: SpeedRatio) -> str:
-    """Why a ratio is none, or not of all seeds, in two lines at most; empty where there is nothing to say."""
+    """What a ratio counts as censored, or why it is none, in two lines at most; empty where there is nothing to say."""
     return "\n".join(row.flags[:2])
 
 
@@ -76,7 +77,7 @@ def _emergence(row: Emergence) -> list[Sentence]:
 
 def _speed(row: SpeedRatio) -> Sentence:
     if row.ratio and row.ci and row.p_holm is not None and row.p is not None:
-        numbers = f"95% interval {row.ci[0]:.2f}–{row.ci[1]:.2f}, {p_text(row.p_holm)} after Holm"
+        numbers = f"95% interval {row.ci[0]:.2f}–{row.ci[1]:.2f}, {p_text(row.p_holm)} after Holm{_counted(row)}"
         if row.p_holm < ALPHA:
             return Sentence(
                 f"{row.arm} needs {row.ratio:.2f}× the tokens of {row.reference} to emerge ({numbers}).", "shown"
@@ -91,12 +92,8 @@ def _speed(row: SpeedRatio) -> Sentence:
             f"({'; '.join(row.flags)}).",
             "undecided",
         )
-    if row.at_least:
-        return Sentence(
-            f"{row.arm} against {row.reference}: no seed emerged, though trained for {row.at_least:.1f}× the T50 of "
-            f"{row.reference}; no ratio can be given.",
-            "undecided",
-        )
+    if row.at_least or row.at_most:
+        return _bound(row)
     why = "; ".join(row.flags)
     if row.emerged_only:
         ci = f" (95% interval {row.emerged_only_ci[0]:.2f}–{row.emerged_only_ci[1]:.2f})" if row.emerged_only_ci else ""
@@ -106,6 +103,33 @@ def _speed(row: SpeedRatio) -> Sentence:
             "undecided",
         )
     return Sentence(f"{row.arm} against {row.reference}, tokens to emerge: undecided, because {why}.", "undecided")
+
+
+def _bound(row: SpeedRatio) -> Sentence:
+    """One arm wholly stuck: its side of the ratio is known, no ratio is."""
+    if row.at_least:
+        seen = f"no seed of {row.arm} emerged, though trained for {row.at_least:.2f}× the T50 of {row.reference}"
+    else:
+        seen = f"no seed of {row.reference} emerged, {row.arm} did within {row.at_most or 0.0:.2f}× of its tokens"
+    if row.ci is None or row.p is None or row.p_holm is None:
+        return Sentence(f"{row.arm} against {row.reference}: {seen}; no ratio can be given.", "undecided")
+    words, end = ("more", row.ci[0]) if row.at_least else ("less", row.ci[1])
+    numbers = f"{seen}; {p_text(row.p_holm)} after Holm{_counted(row)}"
+    if row.p_holm < ALPHA:
+        return Sentence(
+            f"{row.arm} needs {words} than {end:.2f}× the tokens of {row.reference} to emerge, with 95% confidence "
+            f"({numbers}).",
+            "shown",
+        )
+    return Sentence(
+        f"{row.arm} against {row.reference}, tokens to emerge: undecided ({words} than {end:.2f}× with 95% "
+        f"confidence, {numbers}).",
+        "undecided",
+    )
+
+
+def _counted(row: SpeedRatio) -> str:
+    return "" if row.method != CENSORED else f"; {CENSORED} model, {'; '.join(row.flags)}"
 
 
 def _ceiling(row: SameCeiling) -> Sentence:

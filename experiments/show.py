@@ -194,7 +194,11 @@ def event(kind: str, job_id: str | None, text: str, document: Document) -> str:
 
 
 def findings(document: Document) -> RenderableType:
-    """When the capability emerged in each arm. ratio: of T50 to the reference's; level: whether both end alike."""
+    """When the capability emerged in each arm.
+
+    ratio: of T50 to the reference's, or what bounds it where no seed of one of them emerged. level: whether both are
+    shown to end alike; that they are not shown to does not say that they differ.
+    """
     at = ("arm", "data", "size", "budget_tokens")
     ratios = {tuple(row.get(key) for key in at): row for row in document["speed_ratios"]}
     ceilings = {tuple(row.get(key) for key in at): row for row in document["same_ceiling"]}
@@ -210,14 +214,23 @@ def findings(document: Document) -> RenderableType:
             _interval(row["t50_ci"], count),
             f"{row['seeds'] - row['censored']}/{row['seeds']}",
             "-" if row["ceiling"] is None else f"{row['ceiling']:.2f}",
-            "" if ratio.get("ratio") is None else f"{ratio['ratio']:.2f}",
+            _ratio(ratio),
             _interval(ratio.get("ci"), lambda x: f"{x:.2f}"),
-            {True: "yes", False: "no"}.get(ceiling.get("equivalent"), ""),
+            {True: "yes", False: "not shown"}.get(ceiling.get("equivalent"), ""),
         )
     return table
+
+
+def _ratio(row: Document) -> str:
+    for sign, value in (("", row.get("ratio")), ("> ", row.get("at_least")), ("< ", row.get("at_most"))):
+        if value is not None:
+            return f"{sign}{value:.2f}"
+    return ""
 
 
 def _interval(ends: Sequence[float | None] | None, text: Any) -> str:
     if not ends:
         return ""
+    if ends[1] is None and ends[0] is not None:
+        return f"> {text(ends[0])}"
     return "-".join("?" if end is None else text(end) for end in ends)

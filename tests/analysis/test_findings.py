@@ -30,12 +30,17 @@ def test_t50s_are_recovered_and_stuck_seeds_counted(write_study: Write) -> None:
     assert [seed["emerged"] for seed in stuck["by_seed"]] == [False, True, True]
 
 
-def test_a_censored_seed_withholds_the_ratio(write_study: Write) -> None:
+def test_a_stuck_seed_counts_as_censored(write_study: Write) -> None:
     document = as_json(fit_study(write_study(noise=0.005), "laziness"))
     ratio = rows(document, "speed_ratios", "swa-128")
-    assert ratio["ratio"] is ratio["ci"] is ratio["p"] is None
+    assert ratio["method"] == "censored lognormal"
     assert ratio["emerged_only"] == pytest.approx(1.45, rel=0.03)
-    assert ratio["flags"] == ["swa-128: 1 of 3 seeds never emerged"]
+    # Late, at the earliest where it was last seen: later than the seeds that emerged make it alone.
+    assert ratio["ratio"] > (1.05 * 1.19 * 1.84) ** (1 / 3) / (0.80 * 0.83 * 0.68) ** (1 / 3)
+    assert ratio["ci"][0] < ratio["ratio"] < ratio["ci"][1]
+    assert ratio["p"] < ratio["p_holm"] < 1
+    assert ratio["flags"] == ["swa-128: 1 of 3 seeds never emerged, counted as censored"]
+    assert rows(document, "speed_ratios", "swa-8")["method"] == "welch"
     ceiling = rows(document, "same_ceiling", "swa-128")
     assert ceiling["flags"] == ["swa-128: over the 2 seeds that emerged"]
 
@@ -73,7 +78,24 @@ def test_an_arm_wholly_stuck_is_bounded_from_below(write_study: Write) -> None:
     ratio = rows(document, "speed_ratios", "swa-128")
     assert ratio["ratio"] is ratio["emerged_only"] is None
     assert ratio["at_least"] == pytest.approx(1.8432 / (0.8 * 0.7) ** 0.5, rel=0.03)
+    assert 1 < ratio["ci"][0] < ratio["at_least"] and ratio["ci"][1] is None and ratio["p"] < 0.05
     assert rows(document, "same_ceiling", "swa-128")["difference"] is None
+
+
+def test_a_reference_wholly_stuck_bounds_from_above(write_study: Write) -> None:
+    arms = (FakeArm("full", (None, None)), FakeArm("swa-8", (0.8, 0.7)))
+    ratio = rows(as_json(fit_study(write_study(arms), "laziness")), "speed_ratios", "swa-8")
+    assert ratio["ratio"] is ratio["at_least"] is None
+    assert ratio["at_most"] == pytest.approx((0.8 * 0.7) ** 0.5 / 1.8432, rel=0.03)
+    assert ratio["ci"][0] == 0 and ratio["at_most"] < ratio["ci"][1] < 1
+
+
+def test_an_emerged_seed_without_a_t50_counts_by_its_bracket(write_study: Write) -> None:
+    arms = (FakeArm("full", (0.62, 0.60, 0.66)), FakeArm("late", (1.75, 1.10, 1.20)))  # 1.75M: no plateau by 1.84M
+    ratio = rows(as_json(fit_study(write_study(arms, noise=0.005), "laziness")), "speed_ratios", "late")
+    assert ratio["method"] == "censored lognormal"
+    assert ratio["flags"] == ["late: 1 of 3 emerged seeds without a T50, counted by bracket"]
+    assert ratio["ratio"] == pytest.approx((1.75 * 1.1 * 1.2) ** (1 / 3) / (0.62 * 0.60 * 0.66) ** (1 / 3), rel=0.05)
 
 
 def test_data_conditions_are_compared_apart(write_study: Write) -> None:

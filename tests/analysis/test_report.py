@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 from analysis import report
 from analysis.arm_emergence import Condition
 from analysis.findings import fit_study
-from analysis.wording import capability_text, sentences
+from analysis.wording import capability_text, ratio_note, ratio_text, sentences
 
 from .conftest import FakeArm, Write
 
@@ -68,6 +68,23 @@ def test_certainty_follows_the_test(write_study: Write) -> None:
     assert slow.endswith("the tokens of full to emerge") and found[slow] == "shown"
     assert found["same against full, tokens to emerge: undecided"] == "undecided"
     assert found["same and full end at the same level within 5 points"] == "shown"
+
+
+def test_stuck_seeds_are_named_beside_the_ratio(write_study: Write) -> None:
+    arms = (
+        FakeArm("full", (0.61, 0.60, 0.62, 0.59)),
+        FakeArm("half", (1.20, None, 1.19, None)),
+        FakeArm("stuck", (None, None, None, None)),
+    )
+    fit = fit_study(write_study(arms), "laziness")
+    found = {sentence.text: sentence.certainty for sentence in sentences(fit, Condition("recall", "tiny"))}
+    half, stuck = (next(text for text in found if text.startswith(f"{arm} needs")) for arm in ("half", "stuck"))
+    assert "censored lognormal model, half: 2 of 4 seeds never emerged, counted as censored" in half
+    assert stuck.startswith("stuck needs more than ") and "with 95% confidence" in stuck
+    assert found[half] == found[stuck] == "shown"
+    rows = {row.arm: row for row in fit.speed_ratios}
+    assert ratio_note(rows["half"]) == "half: 2 of 4 seeds never emerged, counted as censored"
+    assert ratio_text(rows["stuck"]).startswith("over 3.0")
 
 
 def test_capabilities_read_as_words() -> None:

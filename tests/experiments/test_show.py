@@ -103,6 +103,17 @@ def test_findings_keep_conditions_apart() -> None:
     assert max(map(len, shown)) <= 80
 
 
+def test_findings_do_not_take_not_shown_for_different() -> None:
+    at = {"data": "recall", "size": "tiny", "budget_tokens": 1_843_200}
+    row = {"t50_tokens": None, "t50_ci": None, "ceiling": 0.9, "seeds": 3, "censored": 3} | at
+    ratio = {"ratio": None, "ci": [1.71, None], "at_least": 2.46, "at_most": None} | at
+    level = {"equivalent": False} | at
+    tables = (("emergence", row), ("speed_ratios", ratio), ("same_ceiling", level))
+    shown = lines(show.findings({name: [{"arm": "swa-128"} | fields] for name, fields in tables}))
+    line = next(line for line in shown if line.startswith("swa-128"))
+    assert all(words in line for words in ("> 2.46", "> 1.71", "not shown")) and len(line) <= 80
+
+
 def test_a_run_tells_where_it_is() -> None:
     told = show.event("retried", "swa-80", "the worker died", document([cell("swa-8", 0, "pending")]))
     assert told == "swa-8 seed 0 retried (0/1, about 20 min 34 s left): the worker died"
