@@ -52,7 +52,9 @@ def shift(a: Sequence[Bracket], b: Sequence[Bracket], confidence: float = 0.95) 
     Twice the fall of the log-likelihood, W, is read as W = n log(1 + t^2 / (n - 2)), t of Student with n - 2 degrees of
     freedom over n seeds. That is exact without censoring, where the interval is the pooled t interval; the customary
     chi-square covers 86% at 3 seeds an arm. Coverage is over all studies: among those alone where a whole arm happens
-    to be stuck, which is where the bound is furthest off, it is lower (84% at 3 seeds with odds of one half). Raises ValueError for an empty arm or for ends that are no bracket.
+    to be stuck, which is where the bound is furthest off, it is lower (84% at 3 seeds with odds of one half).
+
+    Raises ValueError for an empty arm or for ends that are no bracket.
     """
     one, two = _ends(a), _ends(b)
     n = len(one) + len(two)
