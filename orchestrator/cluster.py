@@ -25,6 +25,7 @@ from orchestrator.training.task import Task
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("model", "orchestrator", "analysis", "experiments")
 PREFIX = "gridlaw-"
+START_TRIES = 3  # Ray gives its own processes 20 s to answer, which a busy machine may miss
 CONNECT_TIMEOUT_S = 5.0
 HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
@@ -36,11 +37,19 @@ def start(slots: int, threads: int, gpus: int) -> Path:
     default = tempfile.gettempdir()
     base = Path(default if len(default) <= 12 else "/tmp")
     _remove_abandoned(base)
-    temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    fcntl.flock(os.open(temp, os.O_RDONLY), fcntl.LOCK_EX)  # held, and the descriptor open, while this process lives
     # Others on this machine must not reach our Ray. Set for good: Ray reads it once a process.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray").setLevel(logging.ERROR)
+    for _ in range(START_TRIES - 1):
+        with contextlib.suppress(RuntimeError):
+            return _start_once(base, slots, threads, gpus)
+    return _start_once(base, slots, threads, gpus)
+
+
+def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
+    temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    # The lock is held, and its descriptor open, while this process lives.
+    fcntl.flock(os.open(temp, os.O_RDONLY), fcntl.LOCK_EX)
     try:
         with _inherited({"RAY_USAGE_STATS_ENABLED": "0", **worker_environment(threads, bool(gpus))}):
             ray.init(
