@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -112,7 +112,9 @@ def run(
         cluster.ship_by_value(study_folder)
     tasks = [task_of(job) for job in missing]
     payloads = {task.job_id: cluster.pack(replace(task, folder=task.folder.resolve())) for task in tasks}
-    with _Signals() as signals:
+    with _Signals() as signals, ExitStack() as held:
+        if tracker is not None:
+            held.callback(lambda: tracker.stop(1.0 if signals.first else 60.0))
         fleet = Fleet(options)
         signals.install()  # Ray has put its own in place
         try:
@@ -124,8 +126,6 @@ def run(
             fleet.close()
             ledger.recover()
         ledger.end_session(session)
-        if tracker is not None:
-            tracker.stop(1.0 if signals.first else 60.0)
     return _result(ledger, ids, loop.lines, signals.first)
 
 

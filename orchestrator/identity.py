@@ -15,18 +15,21 @@ SEMANTICS = 1
 
 def document(model: ModelConfig, data: Data, recipe: Recipe, steps: int, seed: int) -> dict[str, Any]:
     """The identity document of a cell, as JSON types. Names, measures, machine and paths are not in it."""
-    return json.loads(
-        json.dumps(
-            {
-                "semantics": SEMANTICS,
-                "model": asdict(model),
-                "data": {"source": type(data).__name__, **data.identity()},
-                "recipe": recipe.model_dump(mode="json"),
-                "steps": steps,
-                "seed": seed,
-            }
-        )
+    return _plain(
+        {
+            "semantics": SEMANTICS,
+            "model": asdict(model),
+            "data": of_data(data),
+            "recipe": recipe.model_dump(mode="json"),
+            "steps": steps,
+            "seed": seed,
+        }
     )
+
+
+def of_data(data: Data) -> dict[str, Any]:
+    """The part of an identity document that a data source gives."""
+    return _plain({"source": type(data).__name__, **data.identity()})
 
 
 def digest(document: dict[str, Any]) -> str:
@@ -44,3 +47,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> lis
         elif before != after:
             found.append(f"{path}{key}: {json.dumps(before)} -> {json.dumps(after)}")
     return found
+
+
+def _plain(document: dict[str, Any]) -> dict[str, Any]:
+    """As it reads back from JSON: tuples as lists, keys as strings."""
+    return json.loads(json.dumps(document))

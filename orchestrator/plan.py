@@ -138,6 +138,7 @@ class Plan:
             folder=self.folder / "jobs" / cell.id,
             model=cell.model,
             data=data,
+            data_identity=cell.document["data"],
             recipe=self.study.recipe,
             seed=cell.seed,
             steps=cell.steps,

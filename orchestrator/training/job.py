@@ -9,6 +9,7 @@ import torch
 
 from model.lm import LanguageModel, build
 from orchestrator.errors import InputError
+from orchestrator.identity import differences, of_data
 from orchestrator.measure import Measure, Measurement
 from orchestrator.record import RecordWriter, exclusive, to_parquet
 from orchestrator.training import checkpoint
@@ -36,6 +37,7 @@ def run(
     torch.set_num_threads(task.threads)
     torch.set_flush_denormal(True)
     tell = progress or (lambda tokens: None)
+    _check_data(task)
     with ExitStack() as held:
         from_first_rank(lambda: held.enter_context(exclusive(task.folder)), task.workers)
         if task.kind == "measure":
@@ -162,6 +164,15 @@ class _Training:
             to_parquet(self.task.folder / "record.jsonl", self.task.folder / "record.parquet")
         busy_s = self.train_s + self.measure_s
         return Outcome(state, cause, step * self.tokens_per_step, busy_s, self.train_s, self.measure_s)
+
+
+def _check_data(task: Task) -> None:
+    changed = differences(task.data_identity, of_data(task.data))
+    if changed:
+        raise InputError(
+            f"data: no longer what the cell was planned with ({'; '.join(changed)}); restore it, or run the study "
+            f"again to train new cells on what is there now"
+        )
 
 
 def _check_fits(found: Checkpoint, task: Task) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from model.config import ModelConfig
 from orchestrator.data.stream import Data
@@ -16,7 +16,8 @@ class Task:
 
     kind: "train" trains a cell from its last committed checkpoint (or from step 0) to `steps`, measuring on the way;
     "measure" runs `measures` on the stored checkpoints of `folder`, training nothing.
-    folder: jobs/<id>. evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
+    folder: jobs/<id>. data_identity: of the data the cell's identity counts on, `identity.of_data` when it was planned.
+    evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
     micro_batch: sequences a worker puts through at once; None for all of its share. log_every: steps.
     """
 
@@ -26,6 +27,7 @@ class Task:
     folder: Path
     model: ModelConfig
     data: Data
+    data_identity: dict[str, Any]
     recipe: Recipe
     seed: int
     steps: int

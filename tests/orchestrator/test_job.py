@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,11 @@ def test_bfloat16_trains_close_to_float32(tmp_path: Path, unbroken: dict[int, fl
     ours = losses(tmp_path)
     assert ours != unbroken
     assert ours == pytest.approx(unbroken, abs=0.05)
+
+
+def test_data_that_changed_since_the_plan_is_not_trained_on(tmp_path: Path) -> None:
+    task = tiny_task(tmp_path)
+    was = {**task.data_identity, "text": "0a1b"}
+    with pytest.raises(InputError, match=r'data: no longer .* \(text: "0a1b" -> null\); restore it, or run the study'):
+        run(replace(task, data_identity=was))
+    assert not list(tmp_path.iterdir())

@@ -23,6 +23,7 @@ import torch  # noqa: E402
 from model.config import ModelConfig, parse_pattern  # noqa: E402
 from model.lm import LanguageModel  # noqa: E402
 from orchestrator.data.stream import Data, FactSet  # noqa: E402
+from orchestrator.identity import of_data  # noqa: E402
 from orchestrator.measure import Measurement  # noqa: E402
 from orchestrator.recipe import Recipe  # noqa: E402
 from orchestrator.training.task import Task  # noqa: E402
@@ -96,6 +97,7 @@ def tiny_task(folder: Path | str, *, recipe: dict[str, Any] | None = None, **cha
         folder=Path(folder),
         model=MODEL,
         data=Counting(),
+        data_identity=of_data(Counting()),
         recipe=Recipe(**{"learning_rate": 0.02, "batch_size": 4, "warmup_steps": 2, **(recipe or {})}),
         seed=0,
         steps=12,
