@@ -99,7 +99,8 @@ def run(
     ids = [job.id for job in jobs]
     ledger.retry(ids)
     ledger.block()
-    missing = [job for job in jobs if ledger.snapshot([job.id])[job.id].state == "pending"]
+    rows = ledger.snapshot(ids)
+    missing = [job for job in jobs if rows[job.id].state == "pending"]
     if not missing:
         if tracker is not None:
             tracker.start()
