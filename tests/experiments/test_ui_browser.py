@@ -20,6 +20,7 @@ from experiments.ui import listen, serve
 from orchestrator.errors import InputError
 from orchestrator.replay import Replay
 from orchestrator.tracked_runs import CellState
+from orchestrator.tracking import log_report
 
 CELLS = {
     "aaaaaaaaaaaa": CellState("finished", None, 1),
@@ -53,6 +54,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 record.write(json.dumps(line) + "\n")
     (root / "tiny/study.json").write_text(json.dumps(document))
     Replay(root, document, None).deliver(CELLS, leaving=True, go_on=lambda: True)
+    report = root / "tiny/report"
+    (report / "figures").mkdir(parents=True)
+    (report / "figures/emergence.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>")
+    assert log_report(root, "tiny", report) is None
     return root
 
 
@@ -125,10 +130,17 @@ def test_pages_open_in_a_browser(root: Path, tmp_path: Path) -> None:
         )
         with urllib.request.urlopen(query, timeout=20) as found:
             runs = {run["info"]["run_name"]: run["info"]["run_id"] for run in json.load(found)["runs"]}
-        overview = page(f"{address}/#/experiments/1/runs/{runs[NAMES[1]]}", tmp_path, "run")
+        run_pages = f"{address}/#/experiments/1/runs"
+        overview = page(f"{run_pages}/{runs[NAMES[1]]}", tmp_path, "run")
+        over_tokens = page(f"{run_pages}/{runs[NAMES[0]]}/model-metrics", tmp_path, "metrics")
+        configuration = page(f"{run_pages}/{runs[NAMES[0]]}/artifacts/config.json", tmp_path, "configuration")
+        figure = page(f"{run_pages}/{runs['tiny']}/artifacts/report/figures/emergence.svg", tmp_path, "figure")
         assert "tiny" in page(told["all studies"], tmp_path, "all")
         for words in (NAMES[1], "Failed", "train/loss", "recipe.learning_rate", "0.02", "loss: NaN at step 70"):
             assert words in overview
+        assert "1.5M" in over_tokens, "the step axis is tokens: steps end at 900"
+        assert "d_model" in configuration
+        assert "report/figures/emergence.svg" in figure
         began = time.monotonic()
         children = server.children(recursive=True)
     assert time.monotonic() - began < 10
