@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.arm_emergence import NO_SEED, NO_SPREAD, ONE_SEED, Condition, Emergence, SeedCurve, power, powers
 from analysis.laws.censored import Bracket, Shift, shift
-from analysis.laws.emergence import NEVER_EMERGED
+from analysis.laws.emergence import ENDS_ABOVE, NEVER_EMERGED
 from analysis.laws.intervals import Difference, Interval, holm, welch
 
 Method = Literal["welch", "censored lognormal"]
@@ -157,7 +157,11 @@ def same_ceiling(arm: Emergence, reference: Emergence, margin: float) -> SameCei
         test = welch(ceilings[0], ceilings[1], margin=margin)
         if test.ci is None:
             flags.append(ONE_SEED if min(map(len, ceilings)) == 1 else NO_SPREAD)
-        flags += [f"{row.arm}: over the {row.emerged} seeds that emerged" for row in (arm, reference) if row.censored]
+        for row in (arm, reference):
+            if row.censored:
+                flags.append(f"{row.arm}: over the {row.emerged} seeds that emerged")
+            if above := sum(ENDS_ABOVE in seed.curve.flags for seed in row.seeds):
+                flags.append(f"{row.arm}: {above} of {len(row.seeds)} seeds end above their fitted ceiling")
     return SameCeiling(
         arm=arm.arm,
         reference=reference.arm,

@@ -20,7 +20,7 @@ from analysis.head_figures import draw_retrieval_heads
 from analysis.results import Results
 from analysis.selection import conditions, seed_lines, span, values_of
 from analysis.tables import ratio_table
-from analysis.wording import ratio_note, ratio_text
+from analysis.wording import first_upper, ratio_note, ratio_text
 
 WIDEST_RATIO = 8.0  # an interval beyond, or below its inverse, is cut, with an arrow
 
@@ -149,13 +149,14 @@ def _losses(results: Results, condition: Condition, style: dict[str, Stroke], fo
         if metric == shown[-1]:
             end_labels(axes, labels, gap=0.065)
     figure.subplots_adjust(wspace=0.22)
+    names = [kinds[metric].split(" (")[0].lower() for metric in shown]
     return save(
         figure,
         folder,
         "losses",
         condition,
         "Losses",
-        f"{' and '.join(kinds[metric].split(' (')[0] for metric in shown)} over training tokens: the mean of each "
-        "arm's seeds (thick) and each seed (thin).",
+        f"{first_upper(' and '.join(names))} over training tokens: the mean of each arm's seeds (thick) and each seed "
+        "(thin).",
         values.select("arm", "seed", "metric", "tokens", "value").sort("metric", "arm", "seed", "tokens"),
     )

@@ -16,12 +16,14 @@ from scipy.special import expit
 SLOPE_BOUNDS = (0.3, 60.0)  # k, per decade of tokens
 FEWEST_POINTS = 5
 PLATEAU = 0.8  # share of the rise that the fitted curve must have made at the last point
+ABOVE = 0.05  # a last point so far above the fitted ceiling says that the curve rises a second time
 LARGEST_FALL = 0.2  # share of the rise that a curve may lose after its peak and still count as monotone
 EDGE = 1e-6  # keeps p off 0 and 1, where the likelihood is infinite
 
 NEVER_EMERGED = "never emerged"
 NO_PLATEAU = "no plateau"
 NON_MONOTONE = "non-monotone"
+ENDS_ABOVE = "ends above its fitted ceiling"
 SLOPE_AT_BOUND = "k at bound"
 TOO_FEW_POINTS = "too few points"
 EMERGED_BEFORE = "emerged before the first point"
@@ -121,6 +123,8 @@ def fit_curve(
             flags.append(NO_PLATEAU)
         else:
             ceiling = upper
+            if y[-1] > upper + ABOVE:
+                flags.append(ENDS_ABOVE)
     return Curve(
         level, emerged, floor, ceiling, midpoint, error, slope, dispersion, upper, crossing, bracket,
         float(10.0 ** x[-1]), float(y[-1]), tuple(flags),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.laws.emergence import (
+    ENDS_ABOVE,
     NEVER_EMERGED,
     NO_PLATEAU,
     NON_MONOTONE,
@@ -54,6 +55,15 @@ def test_without_a_plateau_neither_ceiling_nor_t50_is_reported() -> None:
     assert curve.flags == (NO_PLATEAU,)
     assert curve.ceiling is None and curve.t50_tokens is None
     assert curve.crossing_tokens is not None and 4e9 < curve.crossing_tokens < 8e9
+
+
+def test_a_curve_that_rises_a_second_time_says_so() -> None:
+    tokens = np.arange(1, 16) * 122_880
+    first = CHANCE + (0.75 - CHANCE) / (1 + np.exp(-30 * (np.log10(tokens) - np.log10(6e5))))
+    curve = fit_curve(tokens, first + np.where(tokens > 1.5e6, 0.12, 0.0), CHANCE)
+    assert curve.flags == (ENDS_ABOVE,)
+    assert curve.t50_tokens == pytest.approx(6e5, rel=0.05), "of the first rise"
+    assert fit_curve(tokens, first, CHANCE).flags == ()
 
 
 def test_a_curve_that_falls_again_has_no_t50() -> None:
