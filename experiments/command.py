@@ -13,8 +13,9 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from orchestrator.driver import Event
@@ -24,14 +25,32 @@ ROOT = Path("studies")
 
 
 class OneLineErrors(TyperGroup):
-    """A wrong input ends in one line on standard error and exit code 2."""
+    """A wrong input or a wrong word ends in one line on standard error and exit code 2."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _one_line():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _one_line():
             return super().invoke(ctx)
-        except InputError as error:
-            typer.echo(f"gridlaw: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(2) from None
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+    except TyperException as error:
+        message = getattr(error, "format_message", error.__str__)()
+        if "\n" in message:  # the help, where no verb was given
+            raise
+        message = f"{message.rstrip('.')}; see gridlaw --help"
+    else:
+        return
+    typer.echo(f"gridlaw: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2) from None
 
 
 app = typer.Typer(
@@ -45,10 +64,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _as_root(root: Path) -> Path:
+    """Raises InputError for what can be no folder; one that is not there yet can."""
+    try:
+        usable = root.is_dir() or not root.exists()
+        reason = "a file, no folder"
+    except OSError as error:
+        usable, reason = False, error.strerror or "not usable"
+    if not usable:
+        raise InputError(f"--root: {shortened(root)} is no folder for studies ({reason}); give another")
+    return root
+
+
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study file, or the name of a study under the root.")
 ]
-RootOption = Annotated[Path, typer.Option("--root", help="Folder of the studies.")]
+RootOption = Annotated[Path, typer.Option("--root", help="Folder of the studies.", callback=_as_root)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 CpusOption = Annotated[int | None, typer.Option("--cpus", min=1, help="CPU cores to use; default: all usable ones.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to use; default: all there are.")]
@@ -279,6 +311,8 @@ def _name(study: str, root: Path) -> str:
 def _stored(name: str, root: Path) -> dict[str, Any]:
     path = root / name / "study.json"
     try:
+        if path.parent.parent != root or path.parent.name != name:
+            raise ValueError
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(
@@ -314,13 +348,14 @@ def _slots(study: "Study", cpus: int | None, gpus: int | None) -> int:
 
 def _within_limits(document: dict[str, Any], folder: Path, max_hours: float | None) -> None:
     """Raises InputError where the plan would not fit the disk or exceeds what the user allows."""
+    from experiments import show
     from experiments.doctor import nearest_existing
 
     totals = document["totals"]
     free = shutil.disk_usage(nearest_existing(folder)).free
     if totals["disk_bytes"] > free:
         raise InputError(
-            f"disk: the study needs {totals['disk_bytes'] / 2**30:.1f} GiB, {free / 2**30:.1f} are free at {folder}; "
+            f"disk: the study needs {show.count(totals['disk_bytes'])}B, {show.count(free)}B are free at {folder}; "
             f"keep fewer checkpoints (evaluations.checkpoints) or give another --root"
         )
     if max_hours is not None and totals["device_hours"] is None:

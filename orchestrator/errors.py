@@ -24,13 +24,14 @@ def one_line(error: ValidationError) -> str:
     if fault["type"] == "value_error":  # our own validators: the message is complete
         return f"{where}: {fault['ctx']['error']}"
     message = fault["msg"][0].lower() + fault["msg"][1:]
-    return f"{where}: {_shown(fault['input'])} is refused; {message}"
+    return f"{where}: {shortened(repr(fault['input']))} is refused; {message}"
 
 
 def _fields(title: str) -> list[str]:
     return [name for model in BaseModel.__subclasses__() if model.__name__ == title for name in model.model_fields]
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def shortened(value: Any) -> str:
+    """A value as it stands in an error: 60 characters at most."""
+    text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -49,6 +49,12 @@ FAULTS = {
     "data that is none": ("RecallLanguage(context=64)", "[1, 2]", ["data", "[1, 2]", "orchestrator.data"]),
     "syntax": ("budgets=[4096]", "budgets=[4096", ["study.py:", "syntax"]),
     "exception of the file's own": ("seeds=[0]", "seeds=[1 // 0]", ["study.py:", "ZeroDivisionError"]),
+    "sentence with a format": (
+        "RecallLanguage(context=64)",
+        '__import__("orchestrator.data.text").data.text.TextCorpus(sentence="{word:>9} {number}")',
+        ["sentence", "cannot be planted"],
+    ),
+    "betas outside [0, 1)": ("batch_size=4", "batch_size=4, betas=(1.0, 2.0)", ["Recipe.betas", "1.0", "less than 1"]),
     "no study": ("study = Study(", "grid = Study(", ["study.py", "study = Study("]),
 }
 
@@ -116,7 +122,7 @@ def test_an_unreachable_cluster(folder: Path) -> None:
     assert_refused(result, folder, "--address", "127.0.0.1:1", "cannot be reached")
 
 
-@pytest.mark.parametrize("root", ["files/study.py", "files/study.py/below", "/proc/studies"])
+@pytest.mark.parametrize("root", ["files/study.py/below", "/proc/studies"])
 def test_a_root_that_cannot_be_written(folder: Path, root: str) -> None:
     assert_refused(gridlaw("run", write(folder, GOOD), "--root", root), folder, "--root", root)
 
@@ -127,13 +133,40 @@ def test_more_workers_than_slots(folder: Path) -> None:
     assert_refused(result, folder, "machine.workers", "4", "--cpus")
 
 
-@pytest.mark.parametrize("words", [["plan"], ["plan", "x", "--colour"], ["train", "x"], ["run", "x", "--cpus", "none"]])
-def test_wrong_words(folder: Path, words: list[str]) -> None:
-    result = gridlaw(*words)
-    assert result.exit_code == 2
-    assert "Error: " in result.stderr
-    assert result.stdout == ""
-    assert [path.name for path in folder.iterdir()] == ["files"]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan"], "STUDY"),
+        (["plan", "x", "--colour"], "--colour"),
+        (["--colour"], "--colour"),
+        (["train", "x"], "train"),
+        (["run", "x", "--cpus", "none"], "--cpus"),
+        (["run", "x", "--cpus", "0"], "--cpus"),
+        (["ui", "--port", "99999"], "--port"),
+    ],
+)
+def test_wrong_words(folder: Path, words: list[str], said: str) -> None:
+    assert_refused(gridlaw(*words), folder, said, "gridlaw --help")
+
+
+def test_no_word_shows_the_help(folder: Path) -> None:
+    assert "Commands:" in gridlaw().output
+
+
+@pytest.mark.parametrize("verb", ["plan", "run", "status", "doctor"])
+@pytest.mark.parametrize("root", ["files/study.py", "x" * 300])
+def test_a_root_that_is_no_folder(folder: Path, verb: str, root: str) -> None:
+    words = [verb, "--root", root] if verb == "doctor" else [verb, write(folder, GOOD), "--root", root]
+    write(folder, GOOD)
+    assert_refused(gridlaw(*words), folder, "--root", root[:50], "give another")
+
+
+def test_a_name_that_is_a_path(folder: Path) -> None:
+    (folder / "files/tiny").mkdir()
+    (folder / "files/tiny/study.json").write_text('{"cells": []}')
+    assert gridlaw("status", "tiny", "--root", "files").exit_code == 0
+    for name in ("tiny/../tiny", "../files/tiny", "tiny/"):
+        assert_refused(gridlaw("status", name, "--root", "files"), folder, name, "neither a study file nor a study")
 
 
 @pytest.mark.parametrize("start", [["-m", "experiments.command"]])

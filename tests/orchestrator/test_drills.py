@@ -320,6 +320,8 @@ def test_14_and_23_a_study_with_its_own_modules(make_study: Callable[..., Path],
         "    name: str = 'constant'\n"
         "    def identity(self):\n"
         "        return {}\n"
+        "    def capabilities(self, data):\n"
+        "        return ()\n"
         "    def __call__(self, model, data):\n"
         "        return Measurement({'constant/value': 0.25})\n"
     )

@@ -49,6 +49,9 @@ class Count:
     def identity(self):
         return {"documents": self.documents}
 
+    def capabilities(self, data):
+        return ("count/share",)
+
     def __call__(self, model, data):
         raise NotImplementedError
 
@@ -101,7 +104,7 @@ def test_budget_in_multiples_of_n_counts_non_embedding_parameters():
         {"name": "renamed"},
         {"data": Noise(path="elsewhere")},
         {"evaluations": Evaluations(every_tokens=1280)},
-        {"question": Question(capability="recall/accuracy/beyond-128", reference="full")},
+        {"question": Question(capability="count/share", reference="full")},
     ],
 )
 def test_identity_ignores_what_does_not_change_weights(changes):
@@ -169,6 +172,15 @@ def test_identity_is_stable():
         ({"measures": ["recall"]}, ["'recall' is no measure"]),
         ({"budgets": ["many"]}, ["'many' is no budget", "100N"]),
         ({"question": Question(capability="x", reference="gone")}, ["'gone' is no arm", "full, swa-8"]),
+        (
+            {"question": Question(capability="recall", reference="full")},
+            ["question.capability: 'recall' is none", "choose from count/share"],
+        ),
+        (
+            {"question": Question(capability="x", reference="full"), "measures": []},
+            ["question.capability: 'x'", "add a measure such as RecallByDistance()"],
+        ),
+        ({"data": {"base\n": Noise()}}, ["'base\\n' is no name"]),
         ({"machine": Machine(workers=3)}, ["workers: 3 does not divide batch_size 2"]),
         (
             {"machine": Machine(zero_stage=1), "recipe": Recipe(learning_rate=0.02, batch_size=2, clip=1.0)},
@@ -187,6 +199,17 @@ def test_budget_below_one_step_is_refused():
         cells.expand(make_study(budgets=[10]))
 
 
+@pytest.mark.parametrize("budget", [10**30, "9" * 400 + "N"])
+def test_budget_beyond_all_reason_is_refused(budget):
+    with pytest.raises(InputError, match=r"budgets: 9?1?[09]+(\.\.\.)? is more than 1e\+16 tokens; lower it"):
+        cells.expand(make_study(budgets=[budget]))
+
+
+def test_evaluations_too_many_to_list_are_refused():
+    with pytest.raises(InputError, match=r"every_tokens: 128 makes 78125000 evaluations .* raise it"):
+        plan.make(make_study(budgets=[10**10], evaluations=Evaluations(every_tokens=128)), Path("nowhere"), known={})
+
+
 def test_learning_rate_of_text_is_refused():
     with pytest.raises(ValidationError) as caught:
         Recipe(learning_rate="0.02", batch_size=2)
@@ -201,6 +224,10 @@ def test_load_names_file_and_line(tmp_path: Path):
     bad.write_text("from orchestrator.recipe import Recipe\n\nRecipe(learning_rate=-1.0, batch_size=2)\n")
     with pytest.raises(InputError, match=r"^bad.py:3: Recipe.learning_rate: -1.0 is refused"):
         study.load(bad)
+    for leaving, said in (("import sys; sys.exit(0)", "SystemExit: 0"), ("raise GeneratorExit", "GeneratorExit: no m")):
+        bad.write_text(f"x = 1\n{leaving}\n")
+        with pytest.raises(InputError, match=f"^bad.py:2: {said}"):
+            study.load(bad)
     bad.write_text("x = 1\n")
     with pytest.raises(InputError, match="defines no `study`"):
         study.load(bad)
