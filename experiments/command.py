@@ -291,11 +291,12 @@ def _is_file(study: str) -> bool:
 
 def _study(study: str, root: Path) -> "tuple[Study, Path]":
     """A study and its file: the file given, or the one a study under the root was made from."""
+    from orchestrator.plan import stored_document
     from orchestrator.study import load
 
     if _is_file(study):
         return load(Path(study)), Path(study).resolve()
-    source = Path(_stored(study, root)["source"])
+    source = Path(stored_document(root, study)["source"])
     if not source.is_file():
         raise InputError(f"study: {study} was made from {source}, which is gone; give the study file")
     return load(source), source
@@ -303,28 +304,20 @@ def _study(study: str, root: Path) -> "tuple[Study, Path]":
 
 def _name(study: str, root: Path) -> str:
     """The name of a study that has been run under the root."""
+    from orchestrator.plan import stored_document
+
     name = _study(study, root)[0].name if _is_file(study) else study
-    _stored(name, root)
+    stored_document(root, name)
     return name
-
-
-def _stored(name: str, root: Path) -> dict[str, Any]:
-    path = root / name / "study.json"
-    try:
-        if path.parent.parent != root or path.parent.name != name:
-            raise ValueError
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(
-            f"study: {name!r} is neither a study file nor a study under {root}; give a .py file, or run the study first"
-        ) from None
 
 
 def _cells(study: str, root: Path) -> tuple[str, Path, list[dict[str, Any]]]:
     """(name, folder, rows of the cells): of the study file where one is given, else of study.json."""
-    if not _is_file(study):
-        return study, root / study, _stored(study, root)["cells"]
+    from orchestrator.plan import stored_document
     from orchestrator.submit import make_plan
+
+    if not _is_file(study):
+        return study, root / study, stored_document(root, study)["cells"]
 
     made = make_plan(_study(study, root)[0], root, slots=1)
     return made.study.name, made.folder, made.as_json()["cells"]

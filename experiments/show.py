@@ -90,6 +90,8 @@ def plan(document: Document) -> RenderableType:
         )
     elif document["jobs"]:
         lines.append("time: not known before the first cell of each arm has run on this root")
+    if document["lost"]:
+        lines.append(f"{len(document['lost'])} finished cells have lost their files and train again")
     reasons = Counter("; ".join(why) for why in document.get("changed", {}).values())
     lines += [f"new identity ({n} cells): {why}" for why, n in reasons.most_common(5)]
     return Group(table, Text(), *(Text(line) for line in lines))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from model import cost
 from orchestrator import identity, record
 from orchestrator.cells import Cell, expand
+from orchestrator.errors import InputError
 from orchestrator.study import Study
 from orchestrator.training.task import Task
 
@@ -43,7 +44,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Plan:
-    """jobs: those still to run. changed: cell id → fields that differ from the nearest cell trained before."""
+    """jobs: those still to run. changed: cell id → fields that differ from the nearest cell trained before.
+
+    lost: finished cells whose record and checkpoints are gone, so that they train again.
+    """
 
     study: Study
     folder: Path
@@ -52,6 +56,7 @@ class Plan:
     disk_bytes: float
     slots: int
     changed: dict[str, list[str]] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
     @property
     def missing(self) -> int:
@@ -96,6 +101,7 @@ class Plan:
             "totals": self.totals(),
             "missing": self.missing,
             "changed": self.changed,
+            "lost": list(self.lost),
         }
 
     def study_document(self, source: Path) -> dict[str, Any]:
@@ -153,6 +159,24 @@ class Plan:
         )
 
 
+def stored_document(root: Path, name: str) -> dict[str, Any]:
+    """The study.json of a study under a root, what `Plan.study_document` made. Raises InputError."""
+    path = root / name / "study.json"
+    try:
+        if path.parent.parent != root or path.parent.name != name:
+            raise FileNotFoundError(name)
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(
+            f"study: {name!r} is neither a study file nor a study under {root}; give a .py file, or run the study first"
+        ) from None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not document.keys() >= {"name", "source", "arms", "cells", "measures"}:
+        raise InputError(f"study: {path} is damaged; run the study's file again to write it anew")
+    return document
+
+
 def measurement_id(measure: Any) -> str:
     """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
     return identity.digest({"measure": measure.name, **json.loads(json.dumps(measure.identity()))})
@@ -172,17 +196,22 @@ def make(
     """
     cells = expand(study)
     earlier = earlier or {}
-    jobs, changed = [], {}
+    jobs, changed, lost = [], {}, []
     for cell in cells:
         state = known.get(cell.id)
         if state is None and earlier:
             changed[cell.id] = _nearest_change(cell, earlier)
         if state is None or state.state not in ("finished", "diverged"):
             jobs.append(_train_job(study, cell, cells, known))
+        elif state.state == "finished" and _is_gone(folder / "jobs" / cell.id):
+            lost.append(cell.id)
+            jobs.append(_train_job(study, cell, cells, known))
         elif state.state == "finished":
-            jobs += _measure_job(study, folder, cell, known)
-    disk = sum(_disk_bytes(study, cell) for cell in cells if cell.id not in known or known[cell.id].state != "finished")
-    return Plan(study, folder, cells, tuple(jobs), disk, slots, {cell: why for cell, why in changed.items() if why})
+            jobs += _measure_job(study, folder, cell)
+    training = {job.cell_id for job in jobs if job.kind == "train"}
+    disk = sum(_disk_bytes(study, cell) for cell in cells if cell.id in training)
+    explained = {cell: why for cell, why in changed.items() if why}
+    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(lost))
 
 
 def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> Job:
@@ -220,14 +249,16 @@ def _seconds(cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) ->
     return cell.budget_tokens * busy / tokens if tokens else None
 
 
-def _measure_job(study: Study, folder: Path, cell: Cell, known: Mapping[str, Known]) -> list[Job]:
+def _is_gone(job_folder: Path) -> bool:
+    return not (job_folder / "record.jsonl").exists() and not any((job_folder / "checkpoints").glob("*"))
+
+
+def _measure_job(study: Study, folder: Path, cell: Cell) -> list[Job]:
     wanted = {measurement_id(measure) for measure in study.measures}
     absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
     if not absent:
         return []
     job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
-    if job_id in known and known[job_id].state == "finished":
-        return []
     return [Job(job_id, "measure", cell.id, (), 1, 0, 0.0, 4.0 * cell.params, None)]
 
 

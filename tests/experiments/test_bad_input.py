@@ -1,5 +1,6 @@
 """Bad input: one clear line on standard error, exit code 2, nothing created."""
 
+import json
 import os
 import subprocess
 import sys
@@ -163,10 +164,19 @@ def test_a_root_that_is_no_folder(folder: Path, verb: str, root: str) -> None:
 
 def test_a_name_that_is_a_path(folder: Path) -> None:
     (folder / "files/tiny").mkdir()
-    (folder / "files/tiny/study.json").write_text('{"cells": []}')
+    empty = {"name": "tiny", "source": "tiny.py", "arms": [], "cells": [], "measures": []}
+    (folder / "files/tiny/study.json").write_text(json.dumps(empty))
     assert gridlaw("status", "tiny", "--root", "files").exit_code == 0
     for name in ("tiny/../tiny", "../files/tiny", "tiny/"):
         assert_refused(gridlaw("status", name, "--root", "files"), folder, name, "neither a study file nor a study")
+
+
+@pytest.mark.parametrize("verb", ["plan", "status", "fit", "report"])
+@pytest.mark.parametrize("content", ["", "{", "null", "[]", "{}"])
+def test_a_damaged_study_document(folder: Path, verb: str, content: str) -> None:
+    (folder / "files/tiny").mkdir()
+    (folder / "files/tiny/study.json").write_text(content)
+    assert_refused(gridlaw(verb, "tiny", "--root", "files"), folder, "tiny/study.json is damaged", "run the study")
 
 
 @pytest.mark.parametrize("start", [["-m", "experiments.command"]])

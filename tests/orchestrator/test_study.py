@@ -1,6 +1,7 @@
 """A study file becomes cells, or one clear line."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,14 @@ def make_study(**changes) -> Study:
     return Study(**{**fields, **changes})
 
 
+def write_record(folder: Path) -> Path:
+    """A record that holds one measurement of the study's measure."""
+    folder.mkdir(parents=True)
+    line = {"step": 1, "tokens": 128, "time": 0.0, "source": "count", "metrics": {}}
+    (folder / "record.jsonl").write_text(json.dumps({**line, "measurement": plan.measurement_id(Count())}) + "\n")
+    return folder / "record.jsonl"
+
+
 def refusal(**changes) -> str:
     with pytest.raises(ValidationError) as caught:
         make_study(**changes)
@@ -130,21 +139,24 @@ def test_a_changed_identity_is_explained_by_its_field(changes, field, tmp_path):
 def test_finished_cells_are_not_planned_again(tmp_path):
     one, two = make_study(), make_study(seeds=[0, 1, 2])
     known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(one)}
-    measured = tmp_path / "jobs"
-    for cell_id in known:
-        (measured / cell_id).mkdir(parents=True)
-        line = f'{{"step": 1, "source": "count", "measurement": "{plan.measurement_id(Count())}", "metrics": {{}}}}\n'
-        (measured / cell_id / "record.jsonl").write_text(line)
+    records = [write_record(tmp_path / "jobs" / cell_id) for cell_id in known]
     assert plan.make(one, tmp_path, known).jobs == ()
     grown = plan.make(two, tmp_path, known)
     assert grown.missing == 2
     assert {cell.seed for cell in grown.cells if cell.id in {job.cell_id for job in grown.jobs}} == {2}
     assert all(job.seconds == pytest.approx(2.0) for job in grown.jobs)
+    records[0].unlink()
+    again = plan.make(one, tmp_path, known)
+    assert [job.kind for job in again.jobs] == ["train"] and again.lost == (again.jobs[0].cell_id,), (
+        "its files are gone"
+    )
 
 
 def test_a_new_measure_plans_measurements_only(tmp_path):
     grid = make_study()
     known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(grid)}
+    for cell_id in known:
+        write_record(tmp_path / "jobs" / cell_id)
     made = plan.make(make_study(measures=[Count(documents=9)]), tmp_path, known)
     assert made.missing == 0
     assert {job.kind for job in made.jobs} == {"measure"}
