@@ -33,17 +33,25 @@ OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's least: only tasks and outcomes pa
 
 
 def start(slots: int, threads: int, gpus: int) -> Path:
-    """Ray on this machine. Returns its folder, which is short: a socket's path may have 107 bytes, and Ray adds 70."""
+    """Ray on this machine. Returns its folder, which is short: a socket's path may have 107 bytes, and Ray adds 70.
+
+    Raises InputError where Ray does not start.
+    """
     default = tempfile.gettempdir()
     base = Path(default if len(default) <= 12 else "/tmp")
     _remove_abandoned(base)
     # Others on this machine must not reach our Ray. Set for good: Ray reads it once a process.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray").setLevel(logging.ERROR)
-    for _ in range(START_TRIES - 1):
-        with contextlib.suppress(RuntimeError):
+    reason = ""
+    for _ in range(START_TRIES):
+        try:
             return _start_once(base, slots, threads, gpus)
-    return _start_once(base, slots, threads, gpus)
+        except Exception as error:  # Ray raises bare ones where its processes do not answer in time
+            reason = " ".join(str(error).split())[:200]
+    raise InputError(
+        f"ray: it did not start in {START_TRIES} tries ({reason}); the machine may be overloaded, run again"
+    )
 
 
 def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
