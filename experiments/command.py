@@ -353,7 +353,8 @@ def _within_limits(document: dict[str, Any], folder: Path, max_hours: float | No
         )
     if max_hours is not None and totals["device_hours"] is None:
         raise InputError(
-            f"--max-hours: {max_hours:g} cannot be held before an arm has run here, its speed is unknown; "
+            f"--max-hours: {max_hours:g} cannot be held, the time of "
+            f"{sum(job['seconds'] is None for job in document['jobs'])} jobs is not known before an arm has run here; "
             f"run one seed without the limit first"
         )
     if max_hours is not None and totals["device_hours"] > max_hours:

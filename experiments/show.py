@@ -88,6 +88,8 @@ def plan(document: Document) -> RenderableType:
             f"{totals['device_hours']:.2f} device hours, at least {duration(totals['makespan_lower_bound_s'])} here"
             + (f", price {totals['price']:.2f}" if totals["price"] is not None else "")
         )
+    elif kinds["measure"]:
+        lines.append("time: not known for measurements on stored checkpoints")
     elif document["jobs"]:
         lines.append("time: not known before the first cell of each arm has run on this root")
     if document["lost"]:

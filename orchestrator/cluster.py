@@ -1,6 +1,7 @@
 """Ray itself: a node of its own for one driver, or a cluster that runs already; and what travels to its workers."""
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import os
@@ -29,6 +30,7 @@ START_TRIES = 3  # Ray gives its own processes 20 s to answer, which a busy mach
 CONNECT_TIMEOUT_S = 5.0
 HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's least: only tasks and outcomes pass through it
 
 
@@ -58,6 +60,7 @@ def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
     temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     # The lock is held, and its descriptor open, while this process lives.
     fcntl.flock(os.open(temp, os.O_RDONLY), fcntl.LOCK_EX)
+    _adopt_orphans()
     try:
         with _inherited({"RAY_USAGE_STATS_ENABLED": "0", **worker_environment(threads, bool(gpus))}):
             ray.init(
@@ -74,6 +77,12 @@ def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
         leave(temp)
         raise
     return temp
+
+
+def _adopt_orphans() -> None:
+    """Where a node fails half-started its agents outlive it: as our children they are found and ended. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _remove_abandoned(base: Path) -> None:
@@ -121,7 +130,8 @@ def leave(temp: Path | None) -> None:
     killer.start()
     ray.shutdown()
     killer.join()
-    while any(map(_lives, children)):
+    while left := [child for child in {*children, *_adopted()} if _lives(child)]:
+        _kill(left)
         time.sleep(0.01)
     shutil.rmtree(temp, ignore_errors=True)
 
@@ -129,14 +139,30 @@ def leave(temp: Path | None) -> None:
 def _kill_once_disconnected(children: list[psutil.Process]) -> None:
     while ray.is_initialized():
         time.sleep(0.02)
-    for child in children:
+    _kill(children)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+            process.kill()
+
+
+def _adopted() -> list[psutil.Process]:
+    """Processes of Ray that became ours when their parent ended: a worker may be started while the node goes down."""
+    adopted = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name().startswith("ray::"):
+                adopted.append(child)
+    return adopted
 
 
 def _lives(process: psutil.Process) -> bool:
-    """A zombie does not: who inherits a killed node's workers may take its time, or never reap them."""
+    """A zombie does not; one that we have inherited is reaped."""
     try:
+        with contextlib.suppress(ChildProcessError):  # somebody else's, or Ray has waited for it
+            os.waitpid(process.pid, os.WNOHANG)
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

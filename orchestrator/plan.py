@@ -18,8 +18,8 @@ from orchestrator.training.task import Task
 class Job:
     """What Ray schedules. after: ids of jobs that must have finished. memory_bytes: of one worker.
 
-    flops: training FLOPs, or forward FLOPs of a measurement where known. seconds: from the cells of the same arm and
-    size that this root has trained; None where there are none. A "measure" job runs in the folder of its cell.
+    flops: training FLOPs, or forward FLOPs of a measurement where known. seconds: from the cells of the same model that
+    this study has trained; None where there are none, and for measurements. A "measure" job runs in its cell's folder.
     """
 
     id: str
@@ -196,16 +196,17 @@ def make(
     """
     cells = expand(study)
     earlier = earlier or {}
+    paces = _seconds_a_token({cell.id: cell.document for cell in cells}, earlier, known)
     jobs, changed, lost = [], {}, []
     for cell in cells:
         state = known.get(cell.id)
         if state is None and earlier:
             changed[cell.id] = _nearest_change(cell, earlier)
         if state is None or state.state not in ("finished", "diverged"):
-            jobs.append(_train_job(study, cell, cells, known))
+            jobs.append(_train_job(study, cell, paces))
         elif state.state == "finished" and _is_gone(folder / "jobs" / cell.id):
             lost.append(cell.id)
-            jobs.append(_train_job(study, cell, cells, known))
+            jobs.append(_train_job(study, cell, paces))
         elif state.state == "finished":
             jobs += _measure_job(study, folder, cell)
     training = {job.cell_id for job in jobs if job.kind == "train"}
@@ -214,7 +215,8 @@ def make(
     return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(lost))
 
 
-def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> Job:
+def _train_job(study: Study, cell: Cell, paces: Mapping[str, float]) -> Job:
+    pace = paces.get(_model_key(cell.document))
     machine = study.machine
     micro_batch = machine.micro_batch or study.recipe.batch_size // machine.workers
     return Job(
@@ -233,20 +235,25 @@ def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping
             machine.workers,
             study.recipe.precision,
         ).total,
-        seconds=_seconds(cell, cells, known),
+        seconds=None if pace is None else cell.budget_tokens * pace,
     )
 
 
-def _seconds(cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> float | None:
-    alike = [
-        known[other.id]
-        for other in cells
-        if (other.arm, other.size) == (cell.arm, cell.size)
-        and other.id in known
-        and known[other.id].state == "finished"
-    ]
-    busy, tokens = sum(k.busy_s for k in alike), sum(k.tokens for k in alike)
-    return cell.budget_tokens * busy / tokens if tokens else None
+def _model_key(document: Mapping[str, Any]) -> str:
+    return json.dumps(document["model"], sort_keys=True)
+
+
+def _seconds_a_token(
+    documents: Mapping[str, dict[str, Any]], earlier: Mapping[str, dict[str, Any]], known: Mapping[str, Known]
+) -> dict[str, float]:
+    """Of each model that has been trained, by `_model_key`, over its finished cells, those of earlier plans too."""
+    totals: dict[str, tuple[float, int]] = {}
+    for cell_id, state in known.items():
+        document = documents.get(cell_id) or earlier.get(cell_id, {}).get("document")
+        if document and state.state == "finished":
+            busy, tokens = totals.get(_model_key(document), (0.0, 0))
+            totals[_model_key(document)] = (busy + state.busy_s, tokens + state.tokens)
+    return {key: busy / tokens for key, (busy, tokens) in totals.items() if tokens}
 
 
 def _is_gone(job_folder: Path) -> bool:

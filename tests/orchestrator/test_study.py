@@ -152,6 +152,16 @@ def test_finished_cells_are_not_planned_again(tmp_path):
     )
 
 
+def test_a_changed_budget_is_timed_by_what_the_same_model_took(tmp_path):
+    before = cells.expand(make_study())
+    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in before}
+    earlier = {cell.id: plan.ledger_row(cell) for cell in before}
+    longer = plan.make(make_study(budgets=[12800]), tmp_path, known, earlier)
+    assert [job.seconds for job in longer.jobs] == [pytest.approx(4.0)] * 4
+    other = plan.make(make_study(sizes=[SIZE.model_copy(update={"d_ff": 48})]), tmp_path, known, earlier)
+    assert [job.seconds for job in other.jobs] == [None] * 4
+
+
 def test_a_new_measure_plans_measurements_only(tmp_path):
     grid = make_study()
     known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(grid)}
