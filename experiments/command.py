@@ -254,7 +254,8 @@ def _print(document: dict[str, Any], as_json: bool, view: Callable[[dict[str, An
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:
-        Console(highlight=False).print(view(document), soft_wrap=True)
+        # A pipe has no width: nothing is cut there.
+        Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(view(document), soft_wrap=True)
 
 
 def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, live: bool) -> None:
