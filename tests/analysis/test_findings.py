@@ -78,7 +78,7 @@ def test_where_a_curve_that_rises_again_ends_is_not_known(write_study: Write) ->
     ceiling = rows(document, "same_ceiling", "swa-8")
     assert ceiling["difference"] is ceiling["equivalent"] is None
     assert ceiling["flags"] == ["swa-8: 3 of 3 emerged seeds end above their fitted ceiling"]
-    assert rows(document, "speed_ratios", "swa-8")["ratio"] == pytest.approx(1.0, rel=0.1)
+    assert rows(document, "speed_ratios", "swa-8")["ratio"] == pytest.approx(1.0, rel=0.15)
 
 
 def test_an_arm_wholly_stuck_is_bounded_from_below(write_study: Write) -> None:
