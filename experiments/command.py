@@ -1,7 +1,9 @@
 """The `gridlaw` command. Imports stay inside the verbs: help answers at once, `plan` needs neither Ray nor MLflow."""
 
 import contextlib
+import errno
 import json
+import re
 import shutil
 import sys
 import time
@@ -38,6 +40,7 @@ class OneLineErrors(TyperGroup):
 
 @contextlib.contextmanager
 def _one_line() -> Iterator[None]:
+    code = 2
     try:
         yield
     except InputError as error:
@@ -47,10 +50,14 @@ def _one_line() -> Iterator[None]:
         if "\n" in message:  # the help, where no verb was given
             raise
         message = f"{message.rstrip('.')}; see gridlaw --help"
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # the reader has left: no fault
+            raise
+        message, code = f"{error.filename or 'output'}: {error.strerror}; make room for it and try again", 1
     else:
         return
     typer.echo(f"gridlaw: {' '.join(message.split())}", err=True)
-    raise typer.Exit(2) from None
+    raise typer.Exit(code) from None
 
 
 app = typer.Typer(
@@ -77,6 +84,15 @@ def _as_root(root: Path) -> Path:
     return root
 
 
+def _as_tracking(uri: str | None) -> str | None:
+    if uri is not None and not re.match(r"(https?|sqlite|postgresql|mysql|mssql|databricks)(\+\w+)?:", uri):
+        raise InputError(
+            f"--tracking-uri: {shortened(uri)!r} is no address of an MLflow store; give http://HOST:PORT or "
+            f"sqlite:///PATH, or leave it out"
+        )
+    return uri
+
+
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study file, or the name of a study under the root.")
 ]
@@ -86,7 +102,7 @@ CpusOption = Annotated[int | None, typer.Option("--cpus", min=1, help="CPU cores
 GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to use; default: all there are.")]
 AddressOption = Annotated[str | None, typer.Option("--address", help="A Ray cluster; default: this machine.")]
 TrackingOption = Annotated[
-    str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.")
+    str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.", callback=_as_tracking)
 ]
 HoursOption = Annotated[float | None, typer.Option("--max-hours", min=0, help="Refuse above this many device hours.")]
 
@@ -149,7 +165,7 @@ def run(
                 on_event=lambda event: _tell(event, look, console, live),
                 started=started,
             )
-        if submission.waiting and submission.waiting.reason:
+        if submission.waiting and submission.waiting.points:
             text = (
                 f"{submission.waiting.points} points wait for MLflow ({submission.waiting.reason}); run again to send"
             )
@@ -325,19 +341,28 @@ def _cells(study: str, root: Path) -> tuple[str, Path, list[dict[str, Any]]]:
 
 
 def _gpus(gpus: int | None) -> int:
-    """The GPUs to use: as many as asked for, else all of this machine."""
-    if gpus is not None:
-        return gpus
+    """The GPUs to use of this machine: as many as asked for, else all."""
+    if gpus == 0:
+        return 0
     import torch
 
-    return torch.cuda.device_count()
+    there = torch.cuda.device_count()
+    if gpus is not None and gpus > there:
+        raise InputError(f"--gpus: {gpus} asked for, this machine has {there}; give fewer, or --gpus 0 for its CPUs")
+    return there if gpus is None else gpus
 
 
 def _slots(study: "Study", cpus: int | None, gpus: int | None) -> int:
     """Workers at once on this machine: one a GPU, or as many as have `machine.threads` CPUs each."""
     from experiments.doctor import usable_cpus
 
-    return _gpus(gpus) or max(1, (cpus or usable_cpus()) // study.machine.threads)
+    slots = _gpus(gpus) or (cpus or usable_cpus()) // study.machine.threads
+    if not slots:
+        raise InputError(
+            f"machine.threads: {study.machine.threads} a worker, but there are {cpus or usable_cpus()} CPUs to use; "
+            f"lower it or raise --cpus"
+        )
+    return slots
 
 
 def _within_limits(document: dict[str, Any], folder: Path, max_hours: float | None) -> None:

@@ -28,6 +28,7 @@ ROOMS = ("model", "orchestrator", "analysis", "experiments")
 PREFIX = "gridlaw-"
 START_TRIES = 3  # Ray gives its own processes 20 s to answer, which a busy machine may miss
 CONNECT_TIMEOUT_S = 5.0
+HELD = (signal.SIGTERM, signal.SIGHUP)  # what a whole process group gets when it is to end
 HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -201,14 +202,17 @@ def ship_by_value(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _inherited(variables: dict[str, str]) -> Iterator[None]:
-    """For the processes started meanwhile: our rooms before a study folder's, `variables`, and no SIGTERM.
+    """For the processes started meanwhile: our rooms before a study folder's, `variables`, none of the signals HELD.
 
     Ray puts the working folder first on its workers' import path, so that folder must be ours for the moment. A group's
     SIGTERM must not reach Ray before the workers have checkpointed; Ray itself holds back SIGINT, and kills by SIGKILL.
+    Here its handlers give way to those of before: what came meanwhile is theirs.
     """
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *HELD)} if main else {}
     before = {name: os.environ.get(name) for name in variables}
     folder = os.getcwd()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     os.environ.update(variables)
     os.chdir(ROOT)
     try:
@@ -220,4 +224,7 @@ def _inherited(variables: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not set by Python, so Ray has left it alone too
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)

@@ -137,6 +137,13 @@ class Study(BaseModel):
     question: Question | None = None
     notes: tuple[str, ...] = ()
 
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if name in ("mlflow.db", "mlartifacts"):
+            raise ValueError(f"{name!r} is what MLflow's own files are called beside the studies; choose another")
+        return name
+
     @field_validator("data", mode="before")
     @classmethod
     def _name_the_data(cls, data: Any) -> Any:
@@ -262,7 +269,8 @@ def load(path: Path) -> Study:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         file = Path(error.filename or path).name
-        raise InputError(f"{file}:{error.lineno}: {error.msg}; mend the Python syntax there") from None
+        line = f":{error.lineno}" if error.lineno else ""
+        raise InputError(f"{file}{line}: {error.msg}; mend the Python syntax there") from None
     except ValidationError as error:
         raise InputError(f"{_place(error, path)}: {one_line(error)}") from None
     except KeyboardInterrupt:

@@ -44,6 +44,8 @@ FAULTS = {
     "learning rate that is not finite": ("learning_rate=0.02", 'learning_rate=float("nan")', ["learning_rate", "nan"]),
     "no seed": ("seeds=[0]", "seeds=[]", ["seeds", "empty", "at least one"]),
     "no arm": ("arms=[", "arms=[] and [", ["arms", "empty", "at least one"]),
+    "name of MLflow's": ('name="tiny"', 'name="mlflow.db"', ["name", "mlflow.db", "choose another"]),
+    "budget with a fraction": ("budgets=[4096]", "budgets=[1e5]", ["Study.budgets.0: 100000.0"]),
     "name of a path": ('name="tiny"', 'name="../tiny"', ["name", "../tiny"]),
     "measure that is none": ("seeds=[0],", "seeds=[0], measures=[3],", ["measure", "3", "analysis.measures"]),
     "unknown measure": ("import Arm, Size", "import Arm, Size; from analysis.measures import smell", ["smell"]),
@@ -126,6 +128,37 @@ def test_an_unreachable_cluster(folder: Path) -> None:
 @pytest.mark.parametrize("root", ["files/study.py/below", "/proc/studies"])
 def test_a_root_that_cannot_be_written(folder: Path, root: str) -> None:
     assert_refused(gridlaw("run", write(folder, GOOD), "--root", root), folder, "--root", root)
+
+
+@pytest.mark.parametrize("uri", ["garbage", "ftp://host", "file:///tmp/runs"])
+def test_a_tracking_uri_that_is_none(folder: Path, uri: str) -> None:
+    result = gridlaw("run", write(folder, GOOD), "--tracking-uri", uri)
+    assert_refused(result, folder, "--tracking-uri", uri, "http://HOST:PORT")
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_devices_that_are_not_there(folder: Path, verb: str) -> None:
+    result = gridlaw(verb, write(folder, GOOD), "--gpus", "1000")
+    assert_refused(result, folder, "--gpus", "1000", "--gpus 0")
+    text = GOOD.replace("import Arm", "import Machine, Arm").replace("seeds=", "machine=Machine(threads=99), seeds=")
+    result = gridlaw(verb, write(folder, text), "--cpus", "1", "--gpus", "0")
+    assert_refused(result, folder, "machine.threads", "99", "--cpus")
+
+
+def test_a_file_in_the_way(folder: Path) -> None:
+    path = folder / "files/tiny"
+    (path / "study.json").mkdir(parents=True)
+    result = gridlaw("plan", write(folder, GOOD), "--root", "files")
+    assert (result.exit_code, result.stderr) == (0, ""), "what plan does not read is not in its way"
+    result = gridlaw("report", "tiny", "--root", "files")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    (path / "study.json").rmdir()
+    stored = {"name": "tiny", "source": "x", "arms": [], "cells": [], "measures": []}
+    (path / "study.json").write_text(json.dumps(stored))
+    (path / "results").write_text("")
+    result = gridlaw("report", "tiny", "--root", "files")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "tiny/results: File exists; make room" in result.stderr
 
 
 def test_more_workers_than_slots(folder: Path) -> None:

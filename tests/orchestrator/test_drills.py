@@ -251,8 +251,16 @@ def test_5_a_killed_driver_leaves_nobody(make_study: Callable[..., Path], tmp_pa
     assert ("lost", "the driver was lost") in rows(root, "SELECT state, cause FROM attempts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("whom", ["driver", "group"])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [
+        (signal.SIGINT, "driver"),
+        (signal.SIGINT, "group"),
+        (signal.SIGTERM, "driver"),
+        (signal.SIGTERM, "group"),
+        (signal.SIGHUP, "group"),
+    ],
+)
 def test_6_a_stop_checkpoints_and_leaves_nobody(
     make_study: Callable[..., Path], tmp_path: Path, unbroken: Path, number: signal.Signals, whom: str
 ) -> None:
@@ -272,6 +280,20 @@ def test_6_a_stop_checkpoints_and_leaves_nobody(
     assert {state for (state,) in rows(root, "SELECT state FROM jobs")} <= {"pending", "finished"}
     assert "RUNNING" not in {status for _, _, status in mlflow_runs(root)}
     goes_on_to_the_unbroken_end(make_study(), root, unbroken)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_6_a_stop_while_ray_starts_leaves_nobody(
+    make_study: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    command = Command(make_study(), tmp_path / "root")
+    command.wait_for(lambda: any("gcs_server" in name for name in (command.look() and command.names)))
+    os.kill(command.process.pid, number)
+    output = command.ends(60)
+    assert command.process.returncode == 128 + number, output
+    assert "go on with: gridlaw run" in output and "Traceback" not in output and "wait for MLflow" not in output
+    assert command.left_over() == []
+    assert {state for (state,) in rows(tmp_path / "root", "SELECT state FROM jobs")} == {"pending"}
 
 
 def test_6_a_stop_while_everything_is_starting(make_study: Callable[..., Path], tmp_path: Path) -> None:
