@@ -180,7 +180,7 @@ def run(
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     elif written:
-        fit(study, root)
+        _print_findings(root, loaded.name, as_json=False)
         typer.echo(f"report: {written}")
     if stopped:
         console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
@@ -215,11 +215,8 @@ def status(
 def fit(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = False) -> None:
     """When the capability emerges in each arm, with intervals, and whether the arms end level."""
     with _standard_output_kept():
-        from analysis import findings
-        from experiments import show
-
-        document = findings.as_json(findings.fit_study(root, _name(study, root)))
-    _print(document, as_json, show.findings)
+        name = _name(study, root)
+    _print_findings(root, name, as_json)
 
 
 @app.command(epilog="Example: gridlaw report quickstart")
@@ -272,6 +269,15 @@ def _print(document: dict[str, Any], as_json: bool, view: Callable[[dict[str, An
     else:
         # A pipe has no width: nothing is cut there.
         Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(view(document), soft_wrap=True)
+
+
+def _print_findings(root: Path, name: str, as_json: bool) -> None:
+    with _standard_output_kept():
+        from analysis import findings
+        from experiments import show
+
+        document = findings.as_json(findings.fit_study(root, name))
+    _print(document, as_json, show.findings)
 
 
 def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, live: bool) -> None:

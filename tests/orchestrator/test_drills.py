@@ -38,7 +38,7 @@ study = Study(
 )
 """
 
-pytestmark = [pytest.mark.drill, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.drill, pytest.mark.cluster]
 
 
 class Command:
@@ -254,10 +254,10 @@ def test_5_a_killed_driver_leaves_nobody(make_study: Callable[..., Path], tmp_pa
 @pytest.mark.parametrize(
     ("number", "whom"),
     [
-        (signal.SIGINT, "driver"),
+        pytest.param(signal.SIGINT, "driver", marks=pytest.mark.slow),
         (signal.SIGINT, "group"),
-        (signal.SIGTERM, "driver"),
-        (signal.SIGTERM, "group"),
+        pytest.param(signal.SIGTERM, "driver", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "group", marks=pytest.mark.slow),
         (signal.SIGHUP, "group"),
     ],
 )
@@ -282,6 +282,7 @@ def test_6_a_stop_checkpoints_and_leaves_nobody(
     goes_on_to_the_unbroken_end(make_study(), root, unbroken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_6_a_stop_while_ray_starts_leaves_nobody(
     make_study: Callable[..., Path], tmp_path: Path, number: signal.Signals
@@ -296,6 +297,7 @@ def test_6_a_stop_while_ray_starts_leaves_nobody(
     assert {state for (state,) in rows(tmp_path / "root", "SELECT state FROM jobs")} == {"pending"}
 
 
+@pytest.mark.slow
 def test_6_a_stop_while_everything_is_starting(make_study: Callable[..., Path], tmp_path: Path) -> None:
     command = Command(make_study(), tmp_path / "root")
     command.wait_for(lambda: [child for child in command.look() if child.name() == "raylet"])
@@ -306,6 +308,7 @@ def test_6_a_stop_while_everything_is_starting(make_study: Callable[..., Path], 
     assert command.left_over() == []
 
 
+@pytest.mark.slow
 def test_11_wide_cells_never_hold_more_than_the_slots(make_study: Callable[..., Path], tmp_path: Path) -> None:
     root = tmp_path / "root"
     command = Command(make_study(seeds=(0, 1), workers=2, steps=40), root, cpus=4)
@@ -319,6 +322,7 @@ def test_11_wide_cells_never_hold_more_than_the_slots(make_study: Callable[..., 
     assert max(sum(2 for a, b in attempts if a <= moment < b) for moment, _ in attempts) <= 4
 
 
+@pytest.mark.slow
 def test_12_another_program_holds_port_29500(make_study: Callable[..., Path], tmp_path: Path) -> None:
     with taken(29500):
         command = Command(make_study(workers=2, steps=40), tmp_path / "root", cpus=4)
