@@ -13,6 +13,7 @@ from analysis.laws.emergence import Curve, fit_curve
 from analysis.laws.intervals import Interval, mean_interval, share_interval
 
 ONE_SEED = "one seed: no interval"
+ONE_T50 = "one seed has a T50: no interval"
 NO_SEED = "no finished seed"
 NO_SPREAD = "no spread between seeds: no interval"
 
@@ -52,7 +53,7 @@ class SeedCurve:
 class Emergence:
     """One arm under one condition, over its finished seeds.
 
-    t50_tokens: geometric mean over the seeds that emerged alone, t50_ci its 95% t interval over seeds. ceiling: mean U
+    t50_tokens: geometric mean over the seeds that have one, t50_ci its 95% t interval over seeds. ceiling: mean U
     over seeds with a plateau. slope: mean k. crossing_tokens: geometric mean over the seeds that emerged. censored:
     seeds that never emerged. share_ci: exact binomial interval. The cells are those of the largest budget:
     smaller ones of the same seed are the same training seen earlier, not further evidence.
@@ -108,7 +109,7 @@ def fit_arm(arm: str, condition: Condition, cells: pl.DataFrame, values: pl.Data
     if not curves:
         flags.append(NO_SEED)
     elif logs and ci is None:
-        flags.append(ONE_SEED if len(logs) == 1 else NO_SPREAD)
+        flags.append(NO_SPREAD if len(logs) > 1 else ONE_SEED if len(curves) == 1 else ONE_T50)
     floor = question.chance if question.chance is not None else mean([curve.floor for curve in curves])
     return Emergence(
         arm=arm,

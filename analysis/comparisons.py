@@ -55,8 +55,8 @@ class SameCeiling:
     """Ceiling of `arm` minus ceiling of `reference`, over emerged seeds, all of which must have reached a plateau and
     stayed on it.
 
-    p, p_holm: of no difference, as in SpeedRatio. equivalent: two one-sided tests at 5% put the difference within the
-    margin; None where they cannot be made.
+    p, p_holm: of no difference, as in SpeedRatio. p_equivalent: of two one-sided tests, adjusted like p_holm.
+    equivalent: at 5% they put the difference within the margin; None where they cannot be made.
     """
 
     arm: str
@@ -90,7 +90,8 @@ def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
         if without:
             flags.append(f"{row.arm}: {without} of {row.emerged} emerged seeds without a T50, counted by bracket")
     some = welch(a, b) if a and b else None
-    crossing = welch(c, d) if c and d and not arm.censored and not reference.censored else None
+    crossed = bool(c and d) and len(c) == len(arm.seeds) and len(d) == len(reference.seeds)
+    crossing = welch(c, d) if crossed else None
     whole: Difference | Shift | None = some
     if flags:
         both = bool(arm.seeds and reference.seeds)
@@ -136,22 +137,36 @@ def seed_bracket(seed: SeedCurve) -> Bracket:
 
 def holm_adjusted(rows: Sequence[Row]) -> tuple[Row, ...]:
     """The rows with p_holm, over the arms compared with one reference under one condition."""
+    adjusted = _holm([row.condition for row in rows], [row.p for row in rows])
+    return tuple(replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True))
+
+
+def equivalence_adjusted(rows: Sequence[SameCeiling]) -> tuple[SameCeiling, ...]:
+    """The rows with p_equivalent adjusted in the same way, and `equivalent` judged by it."""
+    adjusted = _holm([row.condition for row in rows], [row.p_equivalent for row in rows])
+    return tuple(
+        replace(row, p_equivalent=p, equivalent=None if p is None else p < 0.05)
+        for row, p in zip(rows, adjusted, strict=True)
+    )
+
+
+def _holm(conditions: Sequence[Condition], values: Sequence[float | None]) -> list[float | None]:
     adjusted: dict[int, float] = {}
-    for condition in dict.fromkeys(row.condition for row in rows):
-        family = {i: row.p for i, row in enumerate(rows) if row.condition == condition and row.p is not None}
+    for condition in dict.fromkeys(conditions):
+        family = {i: p for i, p in enumerate(values) if conditions[i] == condition and p is not None}
         adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
-    return tuple(replace(row, p_holm=adjusted.get(i)) for i, row in enumerate(rows))
+    return [adjusted.get(i) for i in range(len(values))]
 
 
 def same_ceiling(arm: Emergence, reference: Emergence, margin: float) -> SameCeiling:
     """margin: the largest difference that counts as the same, in the capability's unit."""
     flags = []
     for row in (arm, reference):
-        rising = sum(seed.curve.emerged and seed.curve.ceiling is None for seed in row.seeds)
+        unfitted = sum(seed.curve.emerged and seed.curve.ceiling is None for seed in row.seeds)
         if not row.emerged:
             flags.append(f"{row.arm}: {'no seed emerged' if row.seeds else NO_SEED}")
-        elif rising:
-            flags.append(f"{row.arm}: {rising} of {row.emerged} emerged seeds without a plateau")
+        elif unfitted:
+            flags.append(f"{row.arm}: {unfitted} of {row.emerged} emerged seeds without a fitted ceiling")
         elif above := sum(ENDS_ABOVE in seed.curve.flags for seed in row.seeds):
             flags.append(f"{row.arm}: {above} of {row.emerged} emerged seeds end above their fitted ceiling")
     test = None

@@ -11,6 +11,7 @@ from matplotlib import rc_context, ticker
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
 
 from analysis.arm_emergence import Condition
 
@@ -94,20 +95,13 @@ def kept_apart(places: Sequence[float], gap: float, low: float, high: float) -> 
     if not places:
         return []
     gap = min(gap, (high - low) / max(1, len(places) - 1))
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    # Least squares under y[i+1] - y[i] >= gap is isotonic regression of y[i] - i*gap: pool neighbours that conflict.
-    blocks: list[list[float]] = []  # [sum, count]
-    for rank, i in enumerate(order):
-        blocks.append([places[i] - rank * gap, 1.0])
-        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
-            total, count = blocks.pop()
-            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + count]
-    level = [total / count for total, count in blocks for _ in range(int(count))]
-    top = high - (len(places) - 1) * gap
-    apart = [0.0] * len(places)
-    for rank, i in enumerate(order):
-        apart[i] = float(np.clip(level[rank], low, top)) + rank * gap
-    return apart
+    order = np.argsort(places, kind="stable")
+    steps = gap * np.arange(len(places))
+    # Least squares under y[i+1] - y[i] >= gap is isotonic regression of y[i] - i*gap.
+    level = isotonic_regression(np.asarray(places, dtype=float)[order] - steps).x
+    apart = np.empty(len(places))
+    apart[order] = np.clip(level, low, high - steps[-1]) + steps
+    return apart.tolist()
 
 
 def end_labels(axes: Axes, labels: Sequence[tuple[str, float, Stroke]], gap: float = 0.055) -> None:

@@ -45,7 +45,7 @@ def draw_all(results: Results, fit: StudyFit, folder: Path) -> list[Drawn]:
 def _speed_ratios(
     ratios: Sequence[SpeedRatio], condition: Condition, style: dict[str, Stroke], folder: Path
 ) -> Drawn | None:
-    if not any(row.ratio or row.emerged_only or row.at_least or row.at_most for row in ratios):
+    if not any(row.ratio or row.emerged_only or row.at_least or row.at_most or row.ci for row in ratios):
         return None
     most = _widest(ratios)
     figure = new_figure(6.4, 1.0 + 0.46 * len(ratios))

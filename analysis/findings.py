@@ -11,7 +11,14 @@ from typing import Any
 import polars as pl
 
 from analysis.arm_emergence import Condition, Emergence, Question, fit_arm
-from analysis.comparisons import SameCeiling, SpeedRatio, holm_adjusted, same_ceiling, speed_ratio
+from analysis.comparisons import (
+    SameCeiling,
+    SpeedRatio,
+    equivalence_adjusted,
+    holm_adjusted,
+    same_ceiling,
+    speed_ratio,
+)
 from analysis.laws.emergence import emergence_level
 from analysis.results import Results, collect
 
@@ -61,7 +68,9 @@ def fit_results(results: Results) -> StudyFit:
         arms=results.arms,
         emergence=emergence,
         speed_ratios=holm_adjusted([speed_ratio(arm, reference) for arm, reference in pairs]),
-        same_ceiling=holm_adjusted([same_ceiling(arm, ref, question.margin) for arm, ref in pairs]) if question else (),
+        same_ceiling=equivalence_adjusted(
+            holm_adjusted([same_ceiling(arm, ref, question.margin) for arm, ref in pairs if question])
+        ),
         counts=results.counts(),
         left_out=tuple(
             left_out.select("id", "arm", "size", "data", "seed", "state", "cause", "tokens_done").to_dicts()

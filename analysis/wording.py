@@ -1,5 +1,6 @@
 """Findings in words, each with its certainty. Every sentence is made from the fit; none is written beforehand."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +56,9 @@ def ratio_text(row: SpeedRatio) -> str:
     for words, bound, end in (("over", row.at_least, 0), ("under", row.at_most, 1)):
         if bound:
             return f"{words} {bound:.2f}×" + (f" (95% {words} {row.ci[end]:.2f})" if row.ci else "")
+    if row.ratio is None and row.ci:
+        low, high = row.ci
+        return f"95% over {low:.2f}×" if math.isinf(high) else f"95% under {high:.2f}×"
     if not value:
         return "no ratio"
     return f"{value:.2f}× ({ci[0]:.2f}–{ci[1]:.2f})" if ci else f"{value:.2f}× (no interval)"
@@ -92,7 +96,7 @@ def _speed(row: SpeedRatio) -> Sentence:
             f"({'; '.join(row.flags)}).",
             "undecided",
         )
-    if row.at_least or row.at_most:
+    if row.at_least or row.at_most or row.ci:
         return _bound(row)
     why = "; ".join(row.flags)
     if row.emerged_only:
@@ -109,11 +113,13 @@ def _bound(row: SpeedRatio) -> Sentence:
     """One arm wholly stuck: its side of the ratio is known, no ratio is."""
     if row.at_least:
         seen = f"no seed of {row.arm} emerged, though trained for {row.at_least:.2f}× the T50 of {row.reference}"
+    elif row.at_most:
+        seen = f"no seed of {row.reference} emerged, {row.arm} did within {row.at_most:.2f}× of its tokens"
     else:
-        seen = f"no seed of {row.reference} emerged, {row.arm} did within {row.at_most or 0.0:.2f}× of its tokens"
+        seen = "; ".join(row.flags)
     if row.ci is None or row.p is None or row.p_holm is None:
         return Sentence(f"{row.arm} against {row.reference}: {seen}; no ratio can be given.", "undecided")
-    words, end = ("more", row.ci[0]) if row.at_least else ("less", row.ci[1])
+    words, end = ("more", row.ci[0]) if math.isinf(row.ci[1]) else ("less", row.ci[1])
     numbers = f"{seen}; {p_text(row.p_holm)} after Holm{_counted(row)}"
     if row.p_holm < ALPHA:
         return Sentence(
@@ -142,7 +148,7 @@ def _ceiling(row: SameCeiling) -> Sentence:
     if row.equivalent:
         return Sentence(
             f"{row.arm} and {row.reference} end at the same level within {100 * row.margin:g} points ({numbers}; "
-            f"equivalence {p_text(row.p_equivalent or 0.0)}{over}).",
+            f"equivalence {p_text(row.p_equivalent or 0.0)} after Holm{over}).",
             "shown",
         )
     if row.p_holm is not None and row.p_holm < ALPHA:

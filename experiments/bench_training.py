@@ -19,31 +19,15 @@ import torch
 import typer
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from model.config import ModelConfig, parse_pattern
+from experiments.quickstart import study
 from model.groups import matrices, others
 from model.lm import build
-from orchestrator.data.recall import RecallLanguage
-from orchestrator.recipe import Recipe
 from orchestrator.training.engine import Engine, end_process_group, start_process_group
 
 BAR = 0.97
 WARM_UP = 10
-MODEL = ModelConfig(
-    vocab_size=96,
-    context=256,
-    d_model=64,
-    n_heads=4,
-    n_kv_heads=4,
-    head_dim=16,
-    d_ff=128,
-    layers=parse_pattern("swa-8 full", 4, "rope"),
-    mlp="relu2",
-    norm_gain=False,
-    qk_norm=1.5,
-    key_shift=True,
-)
-RECIPE = Recipe(learning_rate=0.02, adam_learning_rate=5e-3, batch_size=8)
-DATA = RecallLanguage(context=256, g_min=4)
+RECIPE, DATA = study.recipe, study.data["recall"]
+MODEL = study.model_of(next(arm for arm in study.arms if arm.name == "swa-8"), study.sizes[0], DATA)
 Step = Callable[[int, int], float]
 
 

@@ -148,7 +148,8 @@ def run(
         from orchestrator.submit import make_plan, submit
 
         loaded, source = _study(study, root)
-        made = make_plan(loaded, root, _slots(loaded, cpus, gpus))
+        here = address is None  # what a cluster has is known once it is joined
+        made = make_plan(loaded, root, _slots(loaded, cpus, gpus) if here else gpus or cpus or 1)
         planned = made.as_json()
         _within_limits(planned, made.folder, max_hours)
 
@@ -160,7 +161,9 @@ def run(
             submission = submit(
                 made,
                 source,
-                FleetOptions(cpus=cpus, gpus=_gpus(gpus), address=address, threads=loaded.machine.threads),
+                FleetOptions(
+                    cpus=cpus, gpus=_gpus(gpus) if here else gpus, address=address, threads=loaded.machine.threads
+                ),
                 tracking_uri=tracking_uri,
                 on_event=lambda event: _tell(event, look, console, live),
                 started=started,

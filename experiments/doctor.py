@@ -18,7 +18,6 @@ PACKAGES = ("torch", "deepspeed", "ray", "mlflow", "optuna", "polars", "pydantic
 KERNELS = {"flash-attn": "flash_attn", "flash-linear-attention": "fla"}
 # Who takes a port by default. None of them must be free: each of ours looks for another where it is taken.
 PORTS = {"mlflow ui": 5000, "ray": 6379, "ray dashboard": 8265, "torch.distributed": 29500}
-SOCKET_PATH_LIMIT = 107  # bytes; what a Unix socket's path may have, and Ray puts about 60 of its own into it
 
 
 def examine(root: Path) -> dict[str, Any]:
@@ -51,7 +50,6 @@ def examine(root: Path) -> dict[str, Any]:
         "root": str(root),
         "root_writable": os.access(existing, os.W_OK | os.X_OK),
         "disk_free_bytes": shutil.disk_usage(existing).free,
-        "temporary_folder": os.environ.get("TMPDIR", "/tmp"),
     }
     document["problems"] = _problems(document)
     return document
@@ -105,8 +103,6 @@ def _problems(document: dict[str, Any]) -> list[str]:
         found.append(f"root: {document['root']} cannot be written; give another with --root")
     if document["disk_free_bytes"] < 2**30:
         found.append(f"disk: {document['disk_free_bytes'] / 2**20:.0f} MiB free at the root; a study needs about 1 GiB")
-    if len(document["temporary_folder"].encode()) > SOCKET_PATH_LIMIT - 60:
-        found.append(f"TMPDIR: {document['temporary_folder']} is too long for Ray's sockets; set a shorter one")
     if document["devices"]:
         found += [
             f"{name}: not installed; attention runs without it, slower (pip install -e '.[cuda]')"

@@ -33,7 +33,7 @@ study = Study(
     backbone=Backbone(mlp="relu2", norm_gain=False, qk_norm=1.5, key_shift=True),
     measures=[ValidationLoss(), RecallByDistance(), RetrievalHeads()],
     evaluations=Evaluations(every_tokens=60 * TOKENS_A_STEP, checkpoints=6),
-    # Arms of one seed read the same data, so they are compared in pairs.
+    # Arms of one seed start alike and read the same data; the tests over seeds do not pair them.
     question=Question(capability="recall/accuracy/beyond-128", reference="full"),
     notes=[
         "Key shift: every softmax layer adds a learned multiple of the previous token's key to each key. Without it "

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator import cluster
+from orchestrator.errors import InputError
 from orchestrator.training.task import Outcome
 from orchestrator.worker import Address, Failure, JobFunction, Worker
 
@@ -25,12 +26,13 @@ PEER_GRACE_S = 2.0  # how long the other ranks of a failed gang may take to say 
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """cpus, gpus: of this machine, None for all it may use; with gpus a worker takes one of them, else `threads` CPUs.
-    address: of a running Ray cluster, None to start Ray here. job: instead of the training job, for tests.
+    """cpus: to use, None for all there are. gpus: to use, None for all of a cluster; with any, a worker takes one of
+    them, else `threads` CPUs. address: of a running Ray cluster, None to start Ray here. job: instead of the training
+    job, for tests.
     """
 
     cpus: int | None = None
-    gpus: int = 0
+    gpus: int | None = 0
     address: str | None = None
     threads: int = 1
     job: JobFunction | None = None
@@ -92,12 +94,11 @@ class Fleet:
         self._temp: Path | None = None
         self._job = None if options.job is None else ray.cloudpickle.dumps(options.job)
         if options.address is None:
-            self.slots = options.slots()
-            self._temp = cluster.start(self.slots, options.threads, options.gpus)
+            self.slots, self._gpus = options.slots(), options.gpus or 0
+            self._temp = cluster.start(self.slots, options.threads, self._gpus)
         else:
             cluster.join(options.address)
-            total = ray.cluster_resources()
-            self.slots = int(total.get("GPU", 0) if options.gpus else total.get("CPU", 0) // options.threads)
+            self.slots, self._gpus = _share(ray.cluster_resources(), options)
 
     def __enter__(self) -> Self:
         return self
@@ -115,9 +116,9 @@ class Fleet:
 
     def create(self, workers: int) -> int:
         """Begin to start a gang; `GangReady` tells when it can work. The caller keeps to `slots`."""
-        bundle = {"GPU": 1.0, "CPU": 1.0} if self.options.gpus else {"CPU": float(self.options.threads)}
+        bundle = {"GPU": 1.0, "CPU": 1.0} if self._gpus else {"CPU": float(self.options.threads)}
         place = placement_group([bundle] * workers, strategy="PACK")
-        variables = cluster.worker_environment(self.options.threads, bool(self.options.gpus))
+        variables = cluster.worker_environment(self.options.threads, bool(self._gpus))
         actors = [
             Worker.options(  # type: ignore[attr-defined]
                 num_cpus=bundle["CPU"],
@@ -125,7 +126,7 @@ class Fleet:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank),
                 # On our own node the workers inherit them, and Ray's prestarted processes can be used.
                 runtime_env=None if self._temp else {"env_vars": variables},
-            ).remote(os.getcwd(), "cuda" if self.options.gpus else "cpu", self._temp is not None, self._job)
+            ).remote(os.getcwd(), "cuda" if self._gpus else "cpu", self._temp is not None, self._job)
             for rank in range(workers)
         ]
         gang = _Gang(next(self._ids), workers, place, actors, [actor.ready.remote() for actor in actors])
@@ -226,6 +227,18 @@ class Fleet:
             with contextlib.suppress(Exception):  # Ray may be gone already
                 self.retire(gang_id)
         cluster.leave(self._temp)
+
+
+def _share(total: dict[str, float], options: FleetOptions) -> tuple[int, int]:
+    """(slots, GPUs) to use of a cluster's resources. Raises InputError where more is asked for than there is."""
+    there = {"cpus": int(total.get("CPU", 0)), "gpus": int(total.get("GPU", 0))}
+    for what, asked in (("cpus", options.cpus), ("gpus", options.gpus)):
+        if asked is not None and asked > there[what]:
+            cluster.leave(None)
+            raise InputError(f"--{what}: {asked} asked for, the cluster has {there[what]}; give fewer")
+    gpus = there["gpus"] if options.gpus is None else options.gpus
+    cpus = there["cpus"] if options.cpus is None else options.cpus
+    return gpus or cpus // options.threads, gpus
 
 
 def _references(gang: _Gang) -> list[Any]:

@@ -60,7 +60,10 @@ class PlannedJob(Protocol):
 
 @dataclass(frozen=True)
 class JobRow:
-    """Where one job stands. busy_s: seconds of training and measuring over all its attempts."""
+    """Where one job stands. busy_s: seconds of training and measuring over all its attempts, for `tokens_done`.
+
+    Of a lost attempt, which cannot say, all its seconds count: its tokens do too.
+    """
 
     id: str
     kind: str
@@ -173,7 +176,10 @@ class Ledger:
                 "UPDATE attempts SET state = 'lost', cause = 'the driver was lost', ended = max(started,"
                 " (SELECT seen FROM sessions WHERE sessions.id = attempts.session)) WHERE state = 'running'"
             ).rowcount
-            self._db.execute("UPDATE jobs SET state = 'pending' WHERE state = 'running'")
+            self._db.execute(
+                "UPDATE jobs SET state = 'pending', busy_s = busy_s + (SELECT ended - started FROM attempts"
+                " WHERE attempts.job_id = jobs.id AND attempts.number = jobs.attempts) WHERE state = 'running'"
+            )
             self._db.execute("UPDATE sessions SET ended = seen WHERE ended IS NULL")
         return lost
 
@@ -189,7 +195,7 @@ class Ledger:
         """Make finished jobs pending again, because what they left is gone."""
         with self._transaction():
             self._db.executemany(
-                "UPDATE jobs SET state = 'pending', tokens_done = 0 WHERE id = ? AND state = 'finished'",
+                "UPDATE jobs SET state = 'pending', tokens_done = 0, busy_s = 0 WHERE id = ? AND state = 'finished'",
                 [(job_id,) for job_id in job_ids],
             )
 
@@ -224,6 +230,10 @@ class Ledger:
     def end_attempt(self, job_id: str, end: AttemptEnd) -> None:
         """Close the running attempt of a job and set what the job becomes."""
         with self._transaction():
+            busy_s = end.busy_s
+            if end.attempt == "lost":
+                query = "SELECT started FROM attempts WHERE job_id = ? AND state = 'running'"
+                busy_s = self._clock() - self._db.execute(query, (job_id,)).fetchone()[0]
             self._db.execute(
                 "UPDATE attempts SET ended = ?, state = ?, cause = ?, busy_s = ?, train_s = ?, measure_s = ?"
                 " WHERE job_id = ? AND state = 'running'",
@@ -232,7 +242,7 @@ class Ledger:
             self._db.execute(
                 "UPDATE jobs SET state = ?, cause = ?, busy_s = busy_s + ?, tokens_done = coalesce(?, tokens_done)"
                 " WHERE id = ?",
-                (end.job, end.cause, end.busy_s, end.tokens, job_id),
+                (end.job, end.cause, busy_s, end.tokens, job_id),
             )
 
     def progress(self, session: int, tokens_done: Mapping[str, int]) -> None:

@@ -107,7 +107,7 @@ class Plan:
     def study_document(self, source: Path) -> dict[str, Any]:
         """study.json: the resolved study, enough to read its results without the study file."""
         question = self.study.question
-        chance = min(data.chance for data in self.study.data.values())
+        chance = next(data.chance for data in self.study.data.values())
         return {
             "name": self.study.name,
             "source": str(source),

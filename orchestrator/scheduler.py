@@ -25,11 +25,11 @@ class ReadyJob:
 
 @dataclass(frozen=True)
 class Gang:
-    """A gang holds its slots from "starting" until it is gone; only an "idle" one takes a job."""
+    """A gang holds its slots as long as it is there; only an "idle" one takes a job."""
 
     id: int
     workers: int
-    state: Literal["starting", "idle", "busy", "retiring"]
+    state: Literal["starting", "idle", "busy"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,11 @@ Action = Start | Create | Retire
 def decide(ready: Iterable[ReadyJob], gangs: Sequence[Gang], slots: int) -> list[Action]:
     """What to do now. After all actions, workers reserved never exceed `slots`.
 
-    A gang retired here frees its slots only once it is gone: the next call, without it, creates the other.
+    A gang retired here makes room: the next call, without it, creates the other.
     """
     actions: list[Action] = []
     free = slots - sum(gang.workers for gang in gangs)
     unclaimed = sorted((gang for gang in gangs if gang.state in ("idle", "starting")), key=lambda gang: gang.id)
-    coming_free = sum(gang.workers for gang in gangs if gang.state == "retiring")
     for job in sorted(ready, key=lambda job: (-job.flops / job.workers, job.id)):
         fitting = [gang for gang in unclaimed if gang.workers == job.workers]
         gang = next((gang for gang in fitting if gang.state == "idle"), None)
@@ -71,13 +70,10 @@ def decide(ready: Iterable[ReadyJob], gangs: Sequence[Gang], slots: int) -> list
         elif job.workers <= free:
             free -= job.workers
             actions.append(Create(job.workers))
-        elif job.workers <= free + coming_free:
-            coming_free -= job.workers - free
-            free = 0
         else:
             # Idle gangs of other sizes make room, as far as they must; if busy ones must end first, that is the drain.
             idle = [gang for gang in unclaimed if gang.state == "idle"]
-            needed = job.workers - free - coming_free
+            needed = job.workers - free
             for gang in sorted(idle, key=lambda gang: gang.workers):
                 if needed <= 0:
                     break

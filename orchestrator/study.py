@@ -214,6 +214,13 @@ class Study(BaseModel):
                     f"question.capability: {self.question.capability!r} is none of what the measures give; "
                     f"choose from {', '.join(known) or 'nothing: add a measure such as RecallByDistance()'}"
                 )
+        chances = {name: source.chance for name, source in self.data.items()}
+        if self.question and len(set(chances.values())) > 1:
+            each = ", ".join(f"{name} {chance:g}" for name, chance in chances.items())
+            raise ValueError(
+                f"data: guessing is right with different chances ({each}), so one floor does not serve them all; "
+                f"make a study of each"
+            )
         check_recipe(self.recipe, self.machine.zero_stage)
         share, rest = divmod(self.recipe.batch_size, self.machine.workers)
         if rest:

@@ -10,7 +10,7 @@ def timing(ledger: Ledger, job_ids: Collection[str] | None = None) -> dict[str, 
     """How well the machine was used, in seconds, over the jobs named (default all).
 
     makespan_s: over driver sessions, from the session's start (start-up counts) to its last job's end.
-    busy_core_s: training and measuring × workers. lower_bound_s: the better of busy_core_s / slots and the longest job.
+    busy_core_s: training and measuring × workers. lower_bound_s: busy_core_s / slots, or the longest job if greater.
     overhead_s_per_job: mean over jobs run by a warm gang of the time that gang and job were both available, less busy.
     None where nothing has run.
     """

@@ -49,11 +49,12 @@ class RecallByDistance(BaseModel):
         return self.model_dump(mode="json")
 
     def capabilities(self, data: Data) -> tuple[str, ...]:
-        starts = (1, *(edge + 1 for edge in self.edges))
+        nearest, farthest = data.fact_distances
+        ends = zip((1, *(edge + 1 for edge in self.edges)), (*self.edges, farthest), strict=True)
         return tuple(
             f"recall/accuracy/{bucket}"
-            for bucket, start in zip(self.buckets, starts, strict=True)
-            if start < data.context - 1  # the first token states nothing, the last is not asked from
+            for bucket, (first, last) in zip(self.buckets, ends, strict=True)
+            if first <= farthest and last >= nearest
         )
 
     @torch.no_grad()

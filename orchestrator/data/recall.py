@@ -63,6 +63,10 @@ class RecallLanguage(BaseModel):
     def chance(self) -> float:
         return 1 / self.values
 
+    @property
+    def fact_distances(self) -> tuple[int, int]:
+        return 4, self.context - 4
+
     def identity(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 

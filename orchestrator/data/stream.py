@@ -37,7 +37,12 @@ class Data(Protocol):
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing an answer token."""
+        """Accuracy of guessing a whole answer."""
+        ...
+
+    @property
+    def fact_distances(self) -> tuple[int, int]:
+        """No fact is asked nearer or farther than these, in tokens."""
         ...
 
     def identity(self) -> dict[str, Any]:

@@ -74,6 +74,10 @@ class TextCorpus(BaseModel):
         """Of guessing all digits of an answer."""
         return 10.0**-self.digits
 
+    @property
+    def fact_distances(self) -> tuple[int, int]:
+        return 1, self.context - 2  # the nearest depends on how the sentence is cut into tokens
+
     def identity(self) -> dict[str, Any]:
         fields = self.model_dump(mode="json", exclude={"folders", "suffixes", "cache"})
         return {"text": self._corpus().digest, **fields}

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from analysis.arm_emergence import ONE_SEED
+from analysis.comparisons import same_ceiling
 from analysis.findings import as_json, fit_study
+from analysis.laws.intervals import holm
+from analysis.wording import ratio_text, sentences
 
 from .conftest import FakeArm, Write
 
@@ -90,6 +93,29 @@ def test_an_arm_wholly_stuck_is_bounded_from_below(write_study: Write) -> None:
     assert ratio["at_least"] == pytest.approx(1.8432 / (0.8 * 0.7) ** 0.5, rel=0.03)
     assert 1 < ratio["ci"][0] < ratio["at_least"] and ratio["ci"][1] is None and ratio["p"] < 0.05
     assert rows(document, "same_ceiling", "swa-128")["difference"] is None
+
+
+def test_an_open_interval_is_said_in_words(write_study: Write) -> None:
+    arms = (FakeArm("full", (0.60, 0.62, 0.59, 0.61, None), 0.9), FakeArm("stuck", (None,) * 5))
+    fit = fit_study(write_study(arms), "laziness")
+    (ratio,) = fit.speed_ratios
+    assert ratio.ratio is None and ratio.ci is not None and ratio.at_least is None
+    low, high = ratio.ci
+    assert (low, high) == (pytest.approx(low), float("inf")) and low > 1 and ratio.p_holm is not None
+    (said,) = [s for s in sentences(fit, ratio.condition) if s.text.startswith("stuck needs")]
+    assert said.certainty == "shown" and f"more than {low:.2f}× the tokens of full" in said.text
+    assert ratio_text(ratio) == f"95% over {low:.2f}×"
+
+
+def test_equivalence_is_adjusted_over_the_arms(write_study: Write) -> None:
+    names = ("full", "a", "b", "c", "d")
+    arms = tuple(FakeArm(name, (0.60, 0.62, 0.59), 0.9 + 0.004 * i) for i, name in enumerate(names))
+    fit = fit_study(write_study(arms, noise=0.004), "laziness")
+    full, *others = fit.emergence
+    alone = [same_ceiling(arm, full, 0.05).p_equivalent or 1.0 for arm in others]
+    rows = fit.same_ceiling
+    assert [row.p_equivalent for row in rows] == pytest.approx(holm(alone))
+    assert all(row.equivalent == (row.p_equivalent is not None and row.p_equivalent < 0.05) for row in rows)
 
 
 def test_a_reference_wholly_stuck_bounds_from_above(write_study: Write) -> None:

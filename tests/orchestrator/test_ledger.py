@@ -126,6 +126,7 @@ def test_what_a_killed_driver_left_is_pending_again(tmp_path: Path, clock: Clock
     assert ledger.recover() == 1
     row = ledger.snapshot()["a"]
     assert (row.state, row.attempts, row.tokens_done) == ("pending", 1, 40)
+    assert row.busy_s == 5.0, "what a lost attempt trained counts, so its seconds do too"
     (attempt,) = ledger.query("SELECT * FROM attempts")
     assert (attempt["state"], attempt["cause"], attempt["ended"]) == ("lost", "the driver was lost", 1005.0)
     assert ledger.recover() == 0
