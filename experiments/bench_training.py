@@ -19,9 +19,10 @@ import torch
 import typer
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from model.config import ModelConfig, parse_pattern
+from model.config import ModelConfig
 from model.groups import matrices, others
 from model.lm import build
+from model.mixers.table import parse_pattern
 from orchestrator.data.recall import RecallLanguage
 from orchestrator.recipe import Recipe
 from orchestrator.training.engine import Engine, end_process_group, start_process_group
