@@ -7,8 +7,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from model.config import Layer, ModelConfig
-from model.mixers.table import MIXERS
+from model.config import ModelConfig
+from model.mixers.mixer import Angles, MixerModule, State
+from model.mixers.table import mixer_of
 from model.norms import RMSNorm
 
 
@@ -59,13 +60,27 @@ MLPS: dict[str, type[nn.Module]] = {"swiglu": SwiGLU, "relu2": SquaredReLU}
 class Block(nn.Module):
     """Pre-norm residual layer, [B, T, D] → [B, T, D]."""
 
-    def __init__(self, config: ModelConfig, layer: Layer) -> None:
+    def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
+        layer = config.layers[index]
         self.mixer_norm = RMSNorm(config.d_model, config.norm_eps, config.norm_gain)
-        self.mixer = MIXERS[layer.mixer](config, layer)
+        self.mixer: MixerModule = mixer_of(layer).module(config, index)
         self.mlp_norm = RMSNorm(config.d_model, config.norm_eps, config.norm_gain)
-        self.mlp = MLPS[config.mlp](config.d_model, config.d_ff)
+        self.mlp = MLPS[config.mlp](config.d_model, layer.d_ff or config.d_ff)
 
-    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        x_BTD = x_BTD + self.mixer(self.mixer_norm(x_BTD), angles)
+    def forward(self, x_BTD: Tensor, angles: Angles) -> Tensor:
+        return self._rest(x_BTD, self.mixer(self.mixer_norm(x_BTD), angles))
+
+    def prefill(self, x_BTD: Tensor, angles: Angles) -> tuple[Tensor, State]:
+        """As forward, with the mixer's state after the last token."""
+        mixed, state = self.mixer.prefill(self.mixer_norm(x_BTD), angles)
+        return self._rest(x_BTD, mixed), state
+
+    def step(self, x_B1D: Tensor, angles: Angles, state: State) -> tuple[Tensor, State]:
+        """One token more, [B, 1, D] → [B, 1, D]; angles of its position."""
+        mixed, state = self.mixer.step(self.mixer_norm(x_B1D), angles, state)
+        return self._rest(x_B1D, mixed), state
+
+    def _rest(self, x_BTD: Tensor, mixed_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + mixed_BTD
         return x_BTD + self.mlp(self.mlp_norm(x_BTD))

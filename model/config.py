@@ -1,7 +1,7 @@
-"""The shape of one decoder, as plain frozen data. No torch here: planning must not import it."""
+"""The shape of one decoder, as plain frozen data."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -10,12 +10,16 @@ class Layer:
 
     mixer: a key of `model.mixers.table.MIXERS`.
     window: tokens a query sees, the current one included; None where the mixer has no window.
-    rope: whether queries and keys are rotated (False is NoPE).
+    rope: whether queries and keys are rotated (False is NoPE); False where the mixer has no rotary positions.
+    settings: the mixer's own choices, a dataclass of its file; None for their defaults.
+    d_ff: hidden width of this layer's MLP; None for the model's.
     """
 
     mixer: str
     window: int | None = None
     rope: bool = True
+    settings: Any = None
+    d_ff: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,35 +59,3 @@ class ModelConfig:
             )
         if self.head_dim % 2 and any(layer.rope for layer in self.layers):
             raise ValueError(f"head_dim: {self.head_dim} is odd, RoPE turns pairs; choose an even width")
-
-
-def parse_pattern(pattern: str, n_layers: int, positions: Literal["rope", "nope", "nope-full"]) -> tuple[Layer, ...]:
-    """The layers of a pattern: words such as "swa-8 full", repeated until there are `n_layers`.
-
-    A word is `full`, or `swa-W` with window W (the current token counts). Positions: `rope` on every layer, `nope` on
-    none, `nope-full` on all but the full-attention layers. Raises ValueError naming the word and the remedy.
-    """
-    words = pattern.split()
-    if not words:
-        raise ValueError('pattern: empty; write mixer words such as "swa-8 full"')
-    if n_layers % len(words):
-        raise ValueError(
-            f"pattern: {pattern!r} has {len(words)} words, which does not divide {n_layers} layers; "
-            f"change the pattern or n_layers"
-        )
-    period = []
-    for word in words:
-        mixer, _, width = word.partition("-")
-        if word == "full":
-            window = None
-        elif mixer == "swa":
-            try:
-                window = int(width)
-            except ValueError:
-                raise ValueError(f"pattern: {word!r} names no window; write swa-W, W the tokens seen") from None
-            if window < 1:
-                raise ValueError(f"pattern: {word!r} has window {window}; a window counts the current token, so W >= 1")
-        else:
-            raise ValueError(f"pattern: {word!r} is no known mixer; known: full, swa-W")
-        period.append(Layer(mixer, window, positions == "rope" or (positions == "nope-full" and mixer != "full")))
-    return tuple(period) * (n_layers // len(words))

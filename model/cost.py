@@ -1,26 +1,29 @@
-"""Every formula of cost: parameters, FLOPs, memory. No torch here: planning must not import it.
+"""Cost of a model: parameters, FLOPs, memory. What a mixer adds is a formula in its own file.
 
 One convention for FLOPs: two a multiply-add, forward pass, per token, causal attention halved (a query of T tokens sees
-(T+1)/2 on average). Embedding look-ups, norms, RoPE, key shift and softmax count 0. Training is three forward passes,
-four when the whole forward is recomputed.
+(T+1)/2 on average); products within chunks are not halved, as they are computed whole. Embedding look-ups, norms, RoPE,
+key shift, decays and softmax count 0. Training is three forward passes, four when the whole forward is recomputed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model.config import Layer, ModelConfig
+from model.mixers.table import mixer_of
 
 
 @dataclass(frozen=True)
 class Parameters:
     """Numbers of parameters, each counted once.
 
-    matrices: the part of attention and mlp that Muon may step. head is 0 where it is tied to the embedding.
+    mixers and mlp are the matrices that Muon may step; gains are what mixers have beside them: QK-norm gains and key
+    shifts, convolutions, decays, norms of their own. norms are those around mixers and MLPs, and the last one. head is
+    0 where it is tied to the embedding.
     """
 
     embedding: int
     head: int
-    attention: int
+    mixers: int
     mlp: int
     norms: int
     gains: int
@@ -36,50 +39,32 @@ class Parameters:
 
     @property
     def matrices(self) -> int:
-        return self.attention + self.mlp
+        return self.mixers + self.mlp
 
 
 def parameters(config: ModelConfig) -> Parameters:
-    """Parameters of a decoder by component; gains are QK-norm gains and key shifts."""
+    """Parameters of a decoder by component."""
     table = config.vocab_size * config.d_model
-    depth = len(config.layers)
+    mixers = [mixer_of(layer).parameters(config, layer) for layer in config.layers]
     return Parameters(
         embedding=table,
         head=0 if config.tied_embeddings else table,
-        attention=sum(_mixer_matrices(config, layer) for layer in config.layers),
-        mlp=depth * _mlp_matrices(config),
-        norms=(2 * depth + 1) * config.d_model if config.norm_gain else 0,
-        gains=sum(_mixer_gains(config, layer) for layer in config.layers),
+        mixers=sum(matrices for matrices, _ in mixers),
+        mlp=sum(_mlp_matrices(config, layer) for layer in config.layers),
+        norms=(2 * len(config.layers) + 1) * config.d_model if config.norm_gain else 0,
+        gains=sum(rest for _, rest in mixers),
     )
 
 
-def _mixer_matrices(config: ModelConfig, layer: Layer) -> int:
-    """Queries and output [D, H·K] each, keys and values [D, G·K] each."""
-    if layer.mixer not in ("full", "swa"):
-        raise ValueError(f"mixer: {layer.mixer!r} has no cost formula; add it to model/cost.py")
-    return 2 * config.d_model * config.head_dim * (config.n_heads + config.n_kv_heads)
-
-
-def _mixer_gains(config: ModelConfig, layer: Layer) -> int:
-    normed = 0 if config.qk_norm is None else config.n_heads + config.n_kv_heads
-    return normed + (config.n_kv_heads if config.key_shift else 0)
-
-
-def _mlp_matrices(config: ModelConfig) -> int:
-    return (3 if config.mlp == "swiglu" else 2) * config.d_model * config.d_ff
-
-
-def visible_tokens(layer: Layer, length: int) -> float:
-    """Tokens a query sees, averaged over a sequence of `length`: (T+1)/2, or w - w(w-1)/(2T) for a window w < T."""
-    if layer.window is None or layer.window >= length:
-        return (length + 1) / 2
-    return layer.window - layer.window * (layer.window - 1) / (2 * length)
+def _mlp_matrices(config: ModelConfig, layer: Layer) -> int:
+    return (3 if config.mlp == "swiglu" else 2) * config.d_model * (layer.d_ff or config.d_ff)
 
 
 def layer_flops(config: ModelConfig, layer: Layer, length: int) -> float:
     """Forward FLOPs a token of one layer (mixer and MLP) in sequences of `length` tokens."""
-    products = 4 * config.n_heads * config.head_dim * visible_tokens(layer, length)
-    return 2 * (_mixer_matrices(config, layer) + _mlp_matrices(config)) + products
+    mixer = mixer_of(layer)
+    matrices = mixer.parameters(config, layer)[0] + _mlp_matrices(config, layer)
+    return 2 * matrices + mixer.flops(config, layer, length)
 
 
 def forward_flops_per_token(config: ModelConfig, length: int | None = None) -> float:
@@ -92,6 +77,32 @@ def forward_flops_per_token(config: ModelConfig, length: int | None = None) -> f
 def training_flops(config: ModelConfig, tokens: int, recompute: bool = False) -> float:
     """FLOPs of training on `tokens` tokens in sequences of the training context."""
     return (4 if recompute else 3) * forward_flops_per_token(config) * tokens
+
+
+def matched(config: ModelConfig) -> ModelConfig:
+    """The decoder with each layer's d_ff set so that the layer has the parameters of a full-attention one, to rounding.
+
+    Raises ValueError where a mixer alone has more, or where the nearest d_ff leaves more than 1% of the layer.
+    """
+    full = mixer_of(Layer("full")).parameters(config, Layer("full"))
+    step = _mlp_matrices(config, Layer("full", d_ff=1))
+    layers = []
+    for layer in config.layers:
+        mixer = mixer_of(layer).parameters(config, layer)
+        whole = sum(full) + step * config.d_ff
+        d_ff = round((whole - sum(mixer)) / step)
+        if d_ff < 1 or abs(sum(mixer) + step * d_ff - whole) > whole / 100:
+            raise ValueError(
+                f"match_parameters: no d_ff brings a {layer.mixer} layer with {sum(mixer)} parameters in its mixer to "
+                f"the {whole} of a full-attention layer; give the mixer fewer heads or the size a larger d_ff"
+            )
+        layers.append(layer if sum(mixer) == sum(full) else replace(layer, d_ff=d_ff))
+    return replace(config, layers=tuple(layers))
+
+
+def decoding_state(config: ModelConfig, length: int) -> int:
+    """Numbers a sequence keeps while it is decoded, after `length` tokens: keys and values, states, convolutions."""
+    return sum(mixer_of(layer).state(config, layer, length) for layer in config.layers)
 
 
 def bytes_per_parameter(optimizer: Literal["adamw", "muon"], zero_stage: int, workers: int) -> float:

@@ -3,14 +3,16 @@
 from torch import nn
 from torch.nn import Parameter
 
+from model.mixers.table import MIXERS
+
 Named = list[tuple[str, Parameter]]
 
-# By name, because shape alone misleads: embeddings, the head and depthwise convolutions are two-dimensional too.
-MATRICES = frozenset({"query", "key", "value", "output", "gate", "up", "down"})
+# By name, because shape alone misleads: embeddings and the head are two-dimensional too.
+MATRICES = frozenset({"gate", "up", "down"}).union(*(mixer.matrices for mixer in MIXERS.values()))
 
 
 def matrices(model: nn.Module) -> Named:
-    """The 2-D matrices inside layers: what Muon may step. Never embeddings, head, gains or key shifts."""
+    """The 2-D matrices inside layers: what Muon may step. Never embeddings, head, gains or convolutions."""
     return grouped(model)[0]
 
 
@@ -31,8 +33,8 @@ def grouped(model: nn.Module) -> tuple[Named, Named]:
         listed = last == "weight" and owner.rpartition(".")[2] in MATRICES
         if name.startswith("blocks.") and listed != (parameter.ndim == 2):
             raise ValueError(
-                f"{name}: shape {list(parameter.shape)} and the names of model/groups.py disagree on its optimizer; "
-                f"add it there"
+                f"{name}: shape {list(parameter.shape)} and the matrices its mixer names disagree on its optimizer; "
+                f"name it among them"
             )
         (inside if name.startswith("blocks.") and listed else outside).append((name, parameter))
     return inside, outside

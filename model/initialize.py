@@ -1,37 +1,38 @@
-"""The whole initialisation, in one table."""
+"""The whole initialisation: one table, and the rules that mixers add for their own parameters."""
 
 import hashlib
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from model.config import ModelConfig
+from model.draws import Draw, constant, matrix, normal
+from model.mixers.table import mixer_of
 
 
-def _spread(name: str, parameter: Tensor, config: ModelConfig) -> tuple[float, float]:
-    """Mean and standard deviation of a parameter's first values, by the end of its name."""
+def _rule(name: str, config: ModelConfig) -> Draw:
+    """How a parameter starts, by the end of its name."""
     owner, _, last = name.rpartition(".")
     part = owner.rpartition(".")[2] if last == "weight" else last
-    matrix = (0.0, 1 / math.sqrt(parameter.shape[-1]))
-    head = (0.0, 0.5 / math.sqrt(config.d_model))
+    head = normal(0.5 / math.sqrt(config.d_model))
     table = {
-        "embedding": head if config.tied_embeddings else (0.0, 1.0),
+        "embedding": head if config.tied_embeddings else normal(1.0),
         "head": head,
-        "query": matrix,
-        "key": matrix,
-        "value": matrix,
-        "output": (0.0, 0.0),
+        "output": constant(0.0),
         "gate": matrix,
         "up": matrix,
-        "down": (0.0, 0.0),
-        "gain": (1.0, 0.0),
-        "query_gain": (config.qk_norm or 0.0, 0.0),
-        "key_gain": (config.qk_norm or 0.0, 0.0),
-        "key_shift": (0.0, 0.0),
+        "down": constant(0.0),
+        "gain": constant(1.0),
+        "query_gain": constant(config.qk_norm or 0.0),
+        "key_gain": constant(config.qk_norm or 0.0),
+        "key_shift": constant(0.0),
     }
+    if name.startswith("blocks."):
+        _, index, inside, *_ = name.split(".")
+        table |= mixer_of(config.layers[int(index)]).first if inside == "mixer" else {}
     if part not in table:
-        raise ValueError(f"{name}: no initialisation is written for it; add {part!r} to the table in initialize.py")
+        raise ValueError(f"{name}: no initialisation is written for it; add {part!r} to its mixer or to initialize.py")
     return table[part]
 
 
@@ -43,10 +44,6 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
     starts the same in both, so arms of one seed are paired.
     """
     for name, parameter in model.named_parameters():
-        mean, deviation = _spread(name, parameter, config)
-        parameter.fill_(mean)
-        if deviation:
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-            parameter.add_(drawn.mul_(deviation).to(parameter))
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        parameter.copy_(_rule(name, config)(parameter, generator))

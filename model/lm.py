@@ -1,5 +1,8 @@
 """The decoder language model."""
 
+from dataclasses import dataclass
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,8 +12,17 @@ from model.block import Block
 from model.config import ModelConfig
 from model.cost import LOSS_LOGITS
 from model.initialize import initialize
+from model.mixers.mixer import State
 from model.norms import RMSNorm
 from model.positions import rope_angles
+
+
+@dataclass
+class DecodingState:
+    """What a model keeps of the tokens read: how many, and each layer's state."""
+
+    tokens: int
+    layers: list[State]
 
 
 class LanguageModel(nn.Module):
@@ -23,7 +35,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in config.layers)
+        self.blocks = nn.ModuleList(Block(config, index) for index in range(len(config.layers)))
         self.norm = RMSNorm(config.d_model, config.norm_eps, config.norm_gain)
         self.head = None if config.tied_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.recompute = False
@@ -54,6 +66,34 @@ class LanguageModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """What the head makes of `hidden` states, [..., D] → [..., V]; the embedding's own matrix where tied."""
         return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+
+    def _stack(self) -> list[Block]:
+        return cast(list[Block], list(self.blocks))
+
+    def empty_state(self, batch: int) -> DecodingState:
+        """The state before the first token."""
+        return DecodingState(0, [block.mixer.empty_state(batch) for block in self._stack()])
+
+    def prefill(self, tokens_BT: Tensor) -> tuple[Tensor, DecodingState]:
+        """Reads a prompt in parallel: logits [B, V] after its last token, and the state to step on from."""
+        angles = self.angles(tokens_BT.shape[1], tokens_BT.device)
+        x_BTD, states = self.embedding(tokens_BT), []
+        for block in self._stack():
+            x_BTD, state = block.prefill(x_BTD, angles)
+            states.append(state)
+        return self.logits(self.norm(x_BTD[:, -1])), DecodingState(tokens_BT.shape[1], states)
+
+    def step(self, tokens_B: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        """Reads one token more of each sequence: logits [B, V] of the next, as `forward` gives, and the new state."""
+        position = state.tokens
+        # Twice what is needed, lest every step make the whole table again.
+        cosines, sines = self.angles(max(self.config.context, 1 << position.bit_length()), tokens_B.device)
+        angles = cosines[position : position + 1], sines[position : position + 1]
+        x_B1D, after = self.embedding(tokens_B[:, None]), []
+        for block, layer_state in zip(self._stack(), state.layers, strict=True):
+            x_B1D, new = block.step(x_B1D, angles, layer_state)
+            after.append(new)
+        return self.logits(self.norm(x_B1D[:, 0])), DecodingState(position + 1, after)
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy of each target in nats, float32 [B, T]."""

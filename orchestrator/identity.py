@@ -18,13 +18,23 @@ def document(model: ModelConfig, data: Data, recipe: Recipe, steps: int, seed: i
     return _plain(
         {
             "semantics": SEMANTICS,
-            "model": asdict(model),
+            "model": _of_model(model),
             "data": of_data(data),
             "recipe": recipe.model_dump(mode="json"),
             "steps": steps,
             "seed": seed,
         }
     )
+
+
+def _of_model(model: ModelConfig) -> dict[str, Any]:
+    """All of its fields, but of a layer's own choices only those it has: none of another mixer's are in it."""
+    fields = asdict(model)
+    fields["layers"] = [
+        {key: value for key, value in layer.items() if value is not None or key not in ("settings", "d_ff")}
+        for layer in fields["layers"]
+    ]
+    return fields
 
 
 def of_data(data: Data) -> dict[str, Any]:

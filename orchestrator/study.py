@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
-from model.config import ModelConfig, parse_pattern
+from model import cost
+from model.config import ModelConfig
+from model.mixers.table import parse_pattern
 from orchestrator.errors import InputError, one_line
 from orchestrator.recipe import Recipe, check_recipe
 
@@ -47,7 +49,11 @@ class Size(BaseModel):
 
 
 class Backbone(BaseModel):
-    """What all arms share around their mixers; the fields are those of `model.config.ModelConfig`."""
+    """What all arms share around their mixers; most fields are those of `model.config.ModelConfig`.
+
+    mixers: settings that differ from a mixer's defaults, by its word: {"mamba2": {"head_dim": 16, "d_state": 16}}.
+    match_parameters: MLPs beside other mixers take the width that gives the layer the parameters of full attention.
+    """
 
     model_config = STRICT
 
@@ -57,6 +63,8 @@ class Backbone(BaseModel):
     key_shift: bool = False
     tied_embeddings: bool = False
     rope_base: float = Field(default=1e4, gt=1)
+    mixers: dict[str, dict[str, StrictInt | str]] = {}
+    match_parameters: bool = False
 
 
 class Evaluations(BaseModel):
@@ -237,13 +245,15 @@ class Study(BaseModel):
 
     def model_of(self, arm: Arm, size: Size, data: Any) -> ModelConfig:
         """The decoder of one arm at one size on one data source."""
-        return ModelConfig(
+        model = ModelConfig(
             vocab_size=data.vocab_size,
             context=data.context,
-            layers=parse_pattern(arm.pattern, size.n_layers, arm.positions),
+            layers=parse_pattern(arm.pattern, size.n_layers, arm.positions, self.backbone.mixers),
             **size.model_dump(exclude={"name", "n_layers"}),
-            **self.backbone.model_dump(),
+            **self.backbone.model_dump(exclude={"mixers", "match_parameters"}),
         )
+        cost.parameters(model)  # a mixer refuses here the shapes it cannot have
+        return cost.matched(model) if self.backbone.match_parameters else model
 
 
 # The paper's sizes (arXiv 2606.15378): d_ff = 2.5 d, head width 64, two key-value heads. S5's shape is inferred.

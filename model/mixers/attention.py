@@ -1,13 +1,16 @@
 """Softmax attention with grouped queries: full, or over a sliding window."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.config import Layer, ModelConfig
+from model.draws import matrix
 from model.kernels import attend, visible
+from model.mixers.mixer import Angles, Mixer, State
 from model.norms import rms_norm
 from model.positions import rotate
 
@@ -21,8 +24,9 @@ class Attention(nn.Module):
     window, sinks and query_scale may be set at evaluation (model.limits): they hold no parameters.
     """
 
-    def __init__(self, config: ModelConfig, layer: Layer) -> None:
+    def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
+        layer = config.layers[index]
         d, width = config.d_model, config.head_dim
         self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, width
         self.window = layer.window
@@ -39,26 +43,72 @@ class Attention(nn.Module):
         self.key_gain = nn.Parameter(torch.empty(self.kv_heads)) if normed else None
         self.key_shift = nn.Parameter(torch.empty(self.kv_heads)) if config.key_shift else None
 
-    def queries_and_keys(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def queries_and_keys(self, x_BTD: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """Queries [B, H, T, K] and keys [B, G, T, K] as they meet in the scores."""
+        query, key = self._normed(x_BTD)
+        return self._placed(query, key, F.pad(key[:, :, :-1], (0, 0, 1, 0)), angles)
+
+    def forward(self, x_BTD: Tensor, angles: Angles) -> Tensor:
+        return self._mixed(*self.queries_and_keys(x_BTD, angles), self._values(x_BTD))
+
+    def prefill(self, x_BTD: Tensor, angles: Angles) -> tuple[Tensor, State]:
+        query, key = self._normed(x_BTD)
+        state = {"previous": key[:, :, -1:]} if self.key_shift is not None else {}
+        query, key = self._placed(query, key, F.pad(key[:, :, :-1], (0, 0, 1, 0)), angles)
+        value = self._values(x_BTD)
+        state |= {"key": self._within_reach(key), "value": self._within_reach(value)}
+        return self._mixed(query, key, value), state
+
+    def step(self, x_B1D: Tensor, angles: Angles, state: State) -> tuple[Tensor, State]:
+        query, key = self._normed(x_B1D)
+        after = {"previous": key} if self.key_shift is not None else {}
+        query, key = self._placed(query, key, state.get("previous", key), angles)
+        for name, new in (("key", key), ("value", self._values(x_B1D))):
+            after[name] = self._within_reach(torch.cat([state[name].to(new.dtype), new], 2))
+        key, value = after["key"], after["value"]
+        mixed = F.scaled_dot_product_attention(
+            query.to(value.dtype), key.to(value.dtype), value, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.output(mixed.transpose(1, 2).flatten(2)), after
+
+    def empty_state(self, batch: int) -> State:
+        """Keys and values as they meet the queries, [B, G, 0, K]: a window layer keeps W of them, others all."""
+        like = self.key.weight
+        state = {name: like.new_zeros(batch, self.kv_heads, 0, self.head_dim) for name in ("key", "value")}
+        if self.key_shift is not None:
+            state["previous"] = like.new_zeros(batch, self.kv_heads, 1, self.head_dim)
+        return state
+
+    def _normed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         query = self.query(x_BTD).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
         key = self.key(x_BTD).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
         if self.query_gain is not None and self.key_gain is not None:
             query = rms_norm(query, self.eps, self.query_gain[:, None, None])
             key = rms_norm(key, self.eps, self.key_gain[:, None, None])
+        return query, key
+
+    def _placed(self, query: Tensor, key: Tensor, previous: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """Queries and keys shifted, rotated and scaled; previous: the key of the token before each."""
         if self.key_shift is not None:
-            key = key + self.key_shift[:, None, None] * F.pad(key[:, :, :-1], (0, 0, 1, 0))
+            key = key + self.key_shift[:, None, None] * previous
         if self.rope:
             query, key = rotate(query, *angles), rotate(key, *angles)
         if self.query_scale != 1.0:
             query = query * self.query_scale
         return query, key
 
-    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        query, key = self.queries_and_keys(x_BTD, angles)
-        value = self.value(x_BTD).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
+    def _values(self, x_BTD: Tensor) -> Tensor:
+        return self.value(x_BTD).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         mixed = attend(query, key, value, self.window, self.sinks)
         return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _within_reach(self, kept_BGTK: Tensor) -> Tensor:
+        """What the newest token sees of [B, G, T, K], and later ones still may: the sinks and the last W tokens."""
+        if self.window is None or kept_BGTK.shape[2] <= self.window + self.sinks:
+            return kept_BGTK
+        return torch.cat([kept_BGTK[:, :, : self.sinks], kept_BGTK[:, :, -self.window :]], 2)
 
 
 def reference_attention(
@@ -72,3 +122,37 @@ def reference_attention(
     scores = query_BHTK @ key.mT / math.sqrt(width)
     scores = scores.masked_fill(~visible(position, position, window, sinks), -math.inf)
     return scores.softmax(-1) @ value
+
+
+def visible_tokens(layer: Layer, length: int) -> float:
+    """Tokens a query sees, averaged over a sequence of `length`: (T+1)/2, or w - w(w-1)/(2T) for a window w < T."""
+    if layer.window is None or layer.window >= length:
+        return (length + 1) / 2
+    return layer.window - layer.window * (layer.window - 1) / (2 * length)
+
+
+def _parameters(config: ModelConfig, layer: Layer) -> tuple[int, int]:
+    """Queries and output [D, H·K] each, keys and values [D, G·K] each; QK-norm gains and key shifts."""
+    gains = 0 if config.qk_norm is None else config.n_heads + config.n_kv_heads
+    gains += config.n_kv_heads if config.key_shift else 0
+    return 2 * config.d_model * config.head_dim * (config.n_heads + config.n_kv_heads), gains
+
+
+def _flops(config: ModelConfig, layer: Layer, length: int) -> float:
+    return 4 * config.n_heads * config.head_dim * visible_tokens(layer, length)
+
+
+def _state(config: ModelConfig, layer: Layer, length: int) -> int:
+    kept = length if layer.window is None else min(layer.window, length)
+    return config.n_kv_heads * config.head_dim * (2 * kept + (1 if config.key_shift else 0))
+
+
+FULL = Mixer(
+    module=Attention,
+    parameters=_parameters,
+    flops=_flops,
+    state=_state,
+    matrices=frozenset({"query", "key", "value", "output"}),
+    first={"query": matrix, "key": matrix, "value": matrix},
+)
+SLIDING_WINDOW = replace(FULL, windowed=True)

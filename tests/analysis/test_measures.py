@@ -15,8 +15,9 @@ from analysis.measures.recall import RecallByDistance, score_answers
 from analysis.measures.retrieval_heads import RetrievalHeads, answer_mass
 from analysis.measures.validation import ValidationLoss
 from model.capture import attention_rows
-from model.config import ModelConfig, parse_pattern
+from model.config import ModelConfig
 from model.lm import LanguageModel, build
+from model.mixers.table import parse_pattern
 from orchestrator.data.recall import RecallLanguage
 from orchestrator.data.text import TextCorpus
 from orchestrator.errors import one_line

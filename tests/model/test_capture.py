@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from model.capture import attention_rows
-from model.config import ModelConfig, parse_pattern
+from model.config import ModelConfig
 from model.kernels import visible
 from model.limits import attention_layers, limited, scaled_queries
 from model.lm import LanguageModel, build
+from model.mixers.table import parse_pattern
 
 torch.set_num_threads(1)
 

@@ -8,10 +8,11 @@ from torch.nn import functional as F
 
 from model import lm
 from model.block import SquaredReLU, SwiGLU
-from model.config import ModelConfig, parse_pattern
+from model.config import ModelConfig
 from model.groups import grouped, matrices
 from model.initialize import initialize
 from model.lm import build
+from model.mixers.table import parse_pattern
 from model.norms import RMSNorm, rms_norm
 from model.positions import ntk_base, query_scale, rope_angles, rotate
 

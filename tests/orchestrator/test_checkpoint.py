@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.config import ModelConfig, parse_pattern
+from model.config import ModelConfig
 from model.lm import LanguageModel, build
+from model.mixers.table import parse_pattern
 from orchestrator.training import checkpoint
 from orchestrator.training.checkpoint import NoWholeCheckpoint, committed, latest_committed, load_weights, verify
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from model.config import parse_pattern
+from model.mixers.table import parse_pattern
 from orchestrator import cells, identity, plan, study
 from orchestrator.errors import InputError, one_line
 from orchestrator.recipe import Recipe
@@ -260,7 +260,7 @@ def test_a_helper_module_is_found_but_shadows_no_room(tmp_path: Path):
     (tmp_path / "helper_of_this_test.py").write_text("ARM = 'swa-4 full'\n")
     (tmp_path / "mine.py").write_text(
         "from helper_of_this_test import ARM\n"
-        "from model.config import parse_pattern\n"
+        "from model.mixers.table import parse_pattern\n"
         "from tests.orchestrator.test_study import make_study\n"
         "from orchestrator.study import Arm\n"
         "study = make_study(arms=[Arm(name='a', pattern=ARM)])\n"

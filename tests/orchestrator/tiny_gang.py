@@ -20,8 +20,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from model.config import ModelConfig, parse_pattern  # noqa: E402
+from model.config import ModelConfig  # noqa: E402
 from model.lm import LanguageModel  # noqa: E402
+from model.mixers.table import parse_pattern  # noqa: E402
 from orchestrator.data.stream import Data, FactSet  # noqa: E402
 from orchestrator.identity import of_data  # noqa: E402
 from orchestrator.measure import Measurement  # noqa: E402
