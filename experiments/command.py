@@ -64,7 +64,8 @@ app = typer.Typer(
     name="gridlaw",
     cls=OneLineErrors,
     help="Grids of small language models: plan them, train them, and find the laws they follow.",
-    epilog="Exit codes: 0 done, 1 jobs failed, diverged or were left undone, 2 the input is wrong, nothing started.",
+    epilog="Exit codes: 0 done, 1 jobs failed, diverged or were left undone, 2 the input is wrong, nothing started; "
+    "stopped by a signal 128 and its number (Ctrl-C: 130).",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -183,6 +184,8 @@ def run(
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     elif written:
+        if not submission.ran:
+            console.print(f"all {len(planned['cells'])} cells are there: nothing was run", soft_wrap=True)
         _print_findings(root, loaded.name, as_json=False)
         typer.echo(f"report: {written}")
     if stopped:

@@ -9,6 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+ALPHA = 0.05
+
 Document = dict[str, Any]
 
 STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "magenta", "blocked": "yellow"}
@@ -201,8 +203,7 @@ def findings(document: Document) -> RenderableType:
     """When the capability emerged in each arm.
 
     T50: in tokens. seeds: those that emerged, of all. ratio: of T50 to the reference's, or what bounds it where no seed
-    of one of them emerged. level: whether both are shown to end alike, unknown where one of them has
-    no ceiling; that they are not shown to does not say that they differ.
+    of one of them emerged. level: whether both are shown to end alike, or to differ.
     """
     at = ("arm", "data", "size", "budget_tokens")
     ratios = {tuple(row.get(key) for key in at): row for row in document["speed_ratios"]}
@@ -221,9 +222,27 @@ def findings(document: Document) -> RenderableType:
             "-" if row["ceiling"] is None else f"{row['ceiling']:.2f}",
             _ratio(ratio),
             _interval(ratio.get("ci"), lambda x: f"{x:.2f}"),
-            {True: "yes", False: "not shown", None: "unknown"}[ceiling["equivalent"]] if ceiling else "",
+            _level(ceiling) if ceiling else "",
         )
-    return table
+    question, counts = document["question"], document["counts"]
+    lines = []
+    if question and rows:
+        lines = [
+            f"T50: tokens to half of the ceiling in {question['capability']}; seeds: emerged of finished.",
+            f"ratio: of T50 to that of {question['reference']}; level: whether it ends where {question['reference']} "
+            f"ends, within {question['margin']:g}.",
+        ]
+    missing = {state: n for state, n in counts.items() if state != "finished" and n}
+    if missing:
+        named = ", ".join(f"{n} {state}" for state, n in missing.items())
+        lines.append(f"Of {sum(counts.values())} cells {counts.get('finished', 0)} are in the fit; left out: {named}.")
+    return Group(table, *(Text(line, style="dim") for line in lines))
+
+
+def _level(row: Document) -> str:
+    if row["equivalent"]:
+        return "yes"
+    return "no" if row["p_holm"] is not None and row["p_holm"] < ALPHA else "undecided"
 
 
 def _ratio(row: Document) -> str:

@@ -12,7 +12,9 @@ class InputError(ValueError):
 
 def one_line(error: ValidationError) -> str:
     """The first fault of a specification: `Recipe.learning_rate: 'fast' …; remedy`."""
-    fault = error.errors()[0]
+    faults = error.errors()
+    # A misspelt field is missing too under its right name: what is there and wrong says more than what is not.
+    fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     # Of a union pydantic names the member that failed, which is no field.
     where = ".".join([error.title, *(str(part) for part in fault["loc"] if part not in ("int", "str"))])
     if fault["type"] == "extra_forbidden":
@@ -26,6 +28,8 @@ def one_line(error: ValidationError) -> str:
         return f"{where}: {fault['ctx']['error']}"
     if fault["type"] == "string_pattern_mismatch":
         return f"{where}: {shortened(repr(fault['input']))} is no name; use letters, digits and . _ + -"
+    if fault["type"] in ("tuple_type", "list_type"):
+        return f"{where}: {shortened(repr(fault['input']))} is no list; write [{shortened(repr(fault['input']))}]"
     message = fault["msg"][0].lower() + fault["msg"][1:]
     return f"{where}: {shortened(repr(fault['input']))} is refused; {message}"
 

@@ -1,5 +1,6 @@
 """A study: a named grid of arms, sizes, budgets, data conditions and seeds, written as a short Python file."""
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -266,8 +267,9 @@ PAPER_SIZES = {
 def load(path: Path) -> Study:
     """Runs a study file and returns its `study`. Raises InputError, naming file and line where the file is at fault.
 
-    The file's folder goes to the end of the import path: helper modules beside it can be imported, and none of them
-    (a `model.py`, an `analysis/`) can shadow gridlaw's own rooms, which are imported before.
+    It runs in its own folder, so that relative paths in it mean the same from everywhere. That folder also goes to the
+    end of the import path: helper modules beside the file can be imported, and none of them (a `model.py`, an
+    `analysis/`) can shadow gridlaw's own rooms, which are imported before.
     """
     path = Path(path).resolve()
     if not path.is_file():
@@ -283,7 +285,8 @@ def load(path: Path) -> Study:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # by-value pickling of the file's own classes looks the module up here
     try:
-        spec.loader.exec_module(module)
+        with contextlib.chdir(path.parent):
+            spec.loader.exec_module(module)
     except SyntaxError as error:
         file = Path(error.filename or path).name
         line = f":{error.lineno}" if error.lineno else ""

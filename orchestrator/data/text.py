@@ -24,7 +24,8 @@ class TextCorpus(BaseModel):
     Half the sequences are one long document, a window of one file. The other half is packed with short documents:
     passages of context/8 to context/2 tokens, log-uniform, each from a file of its own.
 
-    folders: files, or folders searched for `suffixes`; none for the source and documentation of the running Python.
+    folders: files, or folders searched for `suffixes`, from where the study file lies; none for the source and
+    documentation of the running Python.
     vocab_size: 257 for bytes and the separator; more for a byte-level BPE trained on the text, digits kept apart.
     planted: the most of a document's tokens in planted sentences, of which it has none or at least two; a quarter of
     them state a new fact, the others repeat one stated before in the same document, often a recent one.

@@ -86,6 +86,12 @@ def test_durations(seconds: float | None, text: str) -> None:
     assert show.duration(seconds) == text
 
 
+ASKED = {
+    "question": {"capability": "recall/accuracy/beyond-128", "reference": "full", "margin": 0.05},
+    "counts": {"finished": 3, "pending": 7},
+}
+
+
 def test_findings_keep_conditions_apart() -> None:
     at = {"size": "tiny", "budget_tokens": 1_843_200}
     found: dict[str, Any] = {
@@ -96,7 +102,7 @@ def test_findings_keep_conditions_apart() -> None:
         {"arm": "swa-128-nope", "reference": "full", "ratio": ratio, "ci": [0.5, 2.0], "p": 0.25, "data": data, **at}
         for data, ratio in (("g-min-4", 1.1), ("g-min-48", 1.7))
     ]
-    shown = lines(show.findings({"emergence": emergence, "speed_ratios": ratios, "same_ceiling": []}))
+    shown = lines(show.findings({"emergence": emergence, "speed_ratios": ratios, "same_ceiling": [], **ASKED}))
     near, far = (next(line for line in shown if f" {data} " in line) for data in ("g-min-4", "g-min-48"))
     assert "1.10" in near and "1.70" in far
     assert all(word in near for word in ("600k", "500k-700k", "4/5", "0.50-2.00"))
@@ -107,11 +113,15 @@ def test_findings_do_not_take_not_shown_for_different() -> None:
     at = {"data": "recall", "size": "tiny", "budget_tokens": 1_843_200}
     row = {"t50_tokens": None, "t50_ci": None, "ceiling": 0.9, "seeds": 3, "censored": 3} | at
     ratio = {"ratio": None, "ci": [1.71, None], "at_least": 2.46, "at_most": None} | at
-    level = {"equivalent": False} | at
+    level = {"equivalent": False, "p_holm": 0.3} | at
     tables = (("emergence", row), ("speed_ratios", ratio), ("same_ceiling", level))
-    shown = lines(show.findings({name: [{"arm": "swa-128"} | fields] for name, fields in tables}))
+    shown = lines(show.findings({name: [{"arm": "swa-128"} | fields] for name, fields in tables} | ASKED))
     line = next(line for line in shown if line.startswith("swa-128"))
-    assert all(words in line for words in ("> 2.46", "> 1.71", "not shown")) and len(line) <= 80
+    assert all(words in line for words in ("> 2.46", "> 1.71", "undecided")) and len(line) <= 80
+    assert "Of 10 cells 3 are in the fit; left out: 7 pending." in shown
+    different = {"same_ceiling": [{"arm": "swa-128", **level, "p_holm": 0.01}]}
+    shown = lines(show.findings({name: [{"arm": "swa-128"} | fields] for name, fields in tables} | ASKED | different))
+    assert next(line for line in shown if line.startswith("swa-128")).endswith(" no")
 
 
 def test_a_run_tells_where_it_is() -> None:
