@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 from typer.core import TyperGroup
 
+from experiments import fitting
 from orchestrator.errors import InputError
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def run(
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     elif written:
-        fit(study, root)
+        found, view = _fit_study(loaded.name, root, next_study=False)
+        _print(found, False, view)
         typer.echo(f"report: {written}")
     if stopped:
         console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
@@ -163,15 +165,67 @@ def status(
         _print(look(), as_json, lambda document: show.status(document, height=len(cells) + 20))
 
 
-@app.command(epilog="Example: gridlaw fit quickstart --json")
-def fit(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = False) -> None:
-    """When the capability emerges in each arm, with intervals, and whether the arms end level."""
+@app.command(epilog="Examples: gridlaw fit quickstart --json; gridlaw fit runs.csv --n params --d tokens --loss loss")
+def fit(
+    source: Annotated[
+        str, typer.Argument(metavar="STUDY|TABLE", help="A study, or a CSV, TSV, Parquet or JSONL table.")
+    ],
+    root: RootOption = ROOT,
+    law: fitting.LawOption = fitting.CHINCHILLA,
+    n: fitting.NOption = None,
+    d: fitting.DOption = None,
+    loss: fitting.LossOption = None,
+    log: fitting.LogOption = False,
+    flops: fitting.FlopsOption = None,
+    tokens: fitting.TokensOption = None,
+    value: fitting.ValueOption = None,
+    group: fitting.GroupOption = None,
+    seed: fitting.SeedOption = None,
+    run: fitting.RunOption = None,
+    bootstrap: fitting.BootstrapOption = fitting.RESIDUAL,
+    replicates: fitting.ReplicatesOption = 400,
+    holdout: fitting.HoldoutOption = None,
+    exclude: fitting.ExcludeOption = None,
+    drop_bad: fitting.DropBadOption = False,
+    alpha: fitting.AlphaOption = "0.001,3",
+    beta: fitting.BetaOption = "0.001,3",
+    predict: fitting.PredictOption = None,
+    chance: fitting.ChanceOption = None,
+    level: fitting.LevelOption = None,
+    reference: fitting.ReferenceOption = None,
+    margin: fitting.MarginOption = 0.05,
+    figures: fitting.FiguresOption = None,
+    next_study: fitting.NextOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """When a capability emerges and what law loss follows, with intervals: of a study, or of anybody's table."""
+    options = dict(locals())
     with _standard_output_kept():
-        from analysis import findings
-        from experiments import show
+        from analysis import foreign
+        from experiments import show_laws
 
-        document = findings.as_json(findings.fit_study(root, _name(study, root)))
-    _print(document, as_json, show.findings)
+        if foreign.is_table(source):
+            document = fitting.table(Path(source), law.value, options, figures)
+            view = show_laws.table
+            for line in document["said"]:
+                typer.echo(line, err=True)
+        else:
+            document, view = _fit_study(_name(source, root), root, next_study)
+    _print(document, as_json, view)
+
+
+def _fit_study(name: str, root: Path, next_study: bool) -> tuple[dict[str, Any], Callable[[Any], RenderableType]]:
+    from analysis import findings
+    from experiments import show, show_laws
+
+    fitted = findings.fit_study(root, name)
+    if next_study:
+        from analysis import next_study as design
+
+        return design.proposals(fitted), show_laws.proposals
+    return findings.as_json(fitted), lambda document: Group(
+        show.findings(document), show_laws.law_lines(document["scaling"])
+    )
 
 
 @app.command(epilog="Example: gridlaw report quickstart")

@@ -94,9 +94,9 @@ def bootstrap(
     bound = (np.isclose(exponents, limits[:, 0], rtol=1e-6) | np.isclose(exponents, limits[:, 1], rtol=1e-6)).any(1)
     if law.form.constant:
         bound |= np.exp(theta[:, -1]) < ZERO * points.loss.min()
+    at_bound = float(bound[sound].mean()) if sound.any() else 0.0
     return Replicates(
-        law.form, kind, theta[sound], centre, float(1 - sound.mean()), float(bound[sound].mean()) if sound.any() else 0.0,
-        independent,
+        law.form, kind, theta[sound], centre, float(1 - sound.mean()), at_bound, independent,
     )  # fmt: skip
 
 

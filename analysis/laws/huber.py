@@ -109,9 +109,7 @@ class _Descent:
                 if not len(some):
                     continue
                 at = live[some]
-                step = _step(
-                    curvature[some], gradient[some], scale[some] * damping[which, at, None], blocked[some]
-                )
+                step = _step(curvature[some], gradient[some], scale[some] * damping[which, at, None], blocked[some])
                 tried = np.clip(here[some] + step, problem.lower, problem.upper)
                 losses = problem.loss(tried, y[at], weight[at])
                 better = losses < loss[at]

@@ -80,7 +80,9 @@ class Points:
                 raise ValueError(f"{name}: shape {values.shape} against {self.loss.shape} losses; give one a point")
             wrong = ~(np.isfinite(values) & (values > 0))
             if wrong.any():
-                raise ValueError(f"{name}: {values[wrong][0]:g} is not a finite number above 0, which a logarithm needs")
+                raise ValueError(
+                    f"{name}: {values[wrong][0]:g} is not a finite number above 0, which a logarithm needs"
+                )
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -141,9 +143,7 @@ def natural(form: Form, theta: Floats, centre: Mapping[str, float]) -> dict[str,
     return found
 
 
-def predict(
-    form: Form, theta: Floats, centre: Mapping[str, float], n: ArrayLike | None, d: ArrayLike | None
-) -> Floats:
+def predict(form: Form, theta: Floats, centre: Mapping[str, float], n: ArrayLike | None, d: ArrayLike | None) -> Floats:
     """Losses of theta [..., parameters] at one n and d, or of one theta at n and d [points]."""
     total = np.exp(theta[..., -1]) if form.constant else np.zeros(theta.shape[:-1])
     for i, power in enumerate(form.powers):
@@ -240,9 +240,7 @@ def _enough(points: Points, form: Form) -> None:
         raise ValueError(f"points: {distinct} distinct ones for the {form.parameters} parameters of {form.name}")
 
 
-def _optimum(
-    problem: Problem, form: Form, y: Floats, limits: Mapping[str, Interval]
-) -> tuple[Floats, float, bool]:
+def _optimum(problem: Problem, form: Form, y: Floats, limits: Mapping[str, Interval]) -> tuple[Floats, float, bool]:
     """(theta, loss, whether two sets of starts agree). A third and fourth are asked where they do not."""
     ones = np.ones_like(y)
     best, seen = None, np.inf
@@ -259,7 +257,7 @@ def _optimum(
 
 
 def _starts(form: Form, y: Floats, limits: Mapping[str, Interval], which: int) -> Floats:
-    """Starts [24, parameters] from a fixed sequence: exponents over their usual range, the terms' shares of the loss."""
+    """Starts [32, parameters] from a fixed sequence: exponents over their usual range, shares of the loss."""
     count = len(form.powers)
     place = qmc.Sobol(2 * count + form.constant, seed=which).random(32)
     theta = np.zeros((32, form.parameters))
@@ -277,7 +275,7 @@ def _starts(form: Form, y: Floats, limits: Mapping[str, Interval], which: int) -
 def _without_constant(
     points: Points, form: Form, limits: Mapping[str, Interval], theta: Floats, loss: float
 ) -> tuple[Floats, float]:
-    """E put VANISHED below the losses where that is as good: log E has no optimum there, only a slope that dies away."""
+    """E put VANISHED below the losses where that is as good: log E has no optimum there, only a dying slope."""
     bare = Form("", form.size, form.data, constant=False)
     problem, _ = stated(points, bare, limits)
     y = np.log(points.loss)[None]
