@@ -57,8 +57,8 @@ class Emergence:
     t50_tokens: geometric mean over the seeds that emerged alone, t50_ci its 95% t interval over seeds. ceiling: mean U
     over seeds with a plateau. slope: mean k. crossing_tokens: geometric mean over the seeds that emerged. censored:
     seeds that never emerged. share_ci: exact binomial interval. The cells are those of the largest budget:
-    smaller ones of the same seed are the same training seen earlier, not further evidence. form_spread: the largest over
-    the smallest T50 among forms of curve, geometric mean over seeds: an error that no interval here contains.
+    smaller ones of the same seed are the same training seen earlier, not further evidence. form_spread: largest over
+    smallest T50 among forms of curve, geometric mean over seeds: an error that no interval here contains.
     """
 
     arm: str

@@ -30,8 +30,8 @@ class SpeedRatio:
     over the seeds that have a T50, a description that leaves the others out. crossing, crossing_ci: the ratio of the
     interpolated crossings, where every seed crossed. at_least: where no seed of the arm emerged and each of the
     reference did: tokens seen over the reference's T50, true of these seeds; ci says it of the arms. at_most: the same
-    where no seed of the reference emerged. slopes: whether the curves are parallel, without which the ratio holds at T50
-    alone and stands beside ratios at other levels.
+    where no seed of the reference emerged. slopes: whether the curves are parallel; where they
+    are not, the ratio holds at T50 alone and those at other levels stand here.
     """
 
     arm: str

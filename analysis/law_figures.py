@@ -39,7 +39,6 @@ def write(fit: TableFit, folder: Path) -> list[str]:
 def _law_figure(fit: Fitted, held_out: Points | None, folder: Path, name: str) -> list[str]:
     law, points = fit.law, fit.points
     by, along = ("n", "d") if law.form.data else ("", "n")
-    xs = _variable(points, along)
     figure = new_figure(WIDTH, 3.7)
     axes = plain(figure.add_subplot())
     everything = [points] + ([held_out] if held_out is not None else [])
@@ -74,7 +73,7 @@ def _law_figure(fit: Fitted, held_out: Points | None, folder: Path, name: str) -
     end_labels(axes, labels, gap=0.075)
     data = pl.DataFrame(rows, schema=["kind", "n", along, "loss", "low", "high"], orient="row", strict=False)
     more = "; open circles: held out, not fitted" if held_out is not None else ""
-    left = "" if len(levels) < len(np.unique(xs)) or by == "" else ""
+    left = ""
     total = len(np.unique(np.concatenate([_variable(part, "n") for part in everything]))) if law.form.size else 1
     if len(levels) < total and levels != [None]:
         left = f" {len(levels)} of {total} sizes are drawn."

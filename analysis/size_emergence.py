@@ -1,4 +1,4 @@
-"""T50 over model size: a law an arm, over the seeds of every size, and what it says of a model ten times the largest."""
+"""T50 over model size: a law an arm, over seeds of all sizes, and what it says of a model ten times the largest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -216,13 +216,15 @@ def fit(
 
 def _fit_study(name: str, root: Path, next_study: bool) -> tuple[dict[str, Any], Callable[[Any], RenderableType]]:
     from analysis import findings
+    from analysis.results import collect
     from experiments import show, show_laws
 
-    fitted = findings.fit_study(root, name)
+    results = collect(root, name)
+    fitted = findings.fit_results(results)
     if next_study:
         from analysis import next_study as design
 
-        return design.proposals(fitted), show_laws.proposals
+        return design.proposals(fitted, results), show_laws.proposals
     return findings.as_json(fitted), lambda document: Group(
         show.findings(document), show_laws.law_lines(document["scaling"])
     )
