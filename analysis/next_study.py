@@ -71,7 +71,8 @@ def _more_seeds(
         runs = 2 * more
         found.append(
             {"what": f"{more} seeds an arm: ratio {name}", "kind": "seeds", "more": more, "runs": runs, "now": now[0],
-             "then": then[0], "power_now": now[1], "power_then": then[1], "gain_a_run": 100 * (1 - then[0] / now[0]) / runs}
+             "then": then[0], "power_now": now[1], "power_then": then[1],
+             "gain_a_run": 100 * (1 - then[0] / now[0]) / runs}
         )  # fmt: skip
     return found
 

@@ -17,8 +17,8 @@ HEADS = {
     "alpha": ("α", r"$\alpha$"),
     "beta": ("β", r"$\beta$"),
 }
-SPECIAL = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
-           "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}  # fmt: skip
+SPECIAL = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+           "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}  # fmt: skip
 
 
 def write_tables(fit: TableFit, folder: Path) -> list[str]:
