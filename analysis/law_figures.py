@@ -46,7 +46,8 @@ def _law_figure(fit: Fitted, held_out: Points | None, folder: Path, name: str) -
     high = max(_variable(part, along).max() for part in everything)
     grid = np.geomspace(low, high, 80)
     levels = _levels(everything) if by and law.form.size else [None]
-    labels, rows = [], []
+    labels: list[tuple[str, float, Stroke]] = []
+    rows: list[tuple[object, ...]] = []
     for i, level in enumerate(levels):
         colour = COLOURS[i % len(COLOURS)]
         n, d = (np.full(80, level), grid) if level is not None else (grid, grid)

@@ -84,11 +84,11 @@ def _width(
     """(median of upper end over lower end less 1, share of studies whose interval leaves out 1)."""
     widths, shown = [], 0
     for _ in range(DRAWS):
-        arms = []
+        arms: list[list[float]] = []
         for count, spread, share, middle in zip(counts, spreads, emerges, (difference, 0.0), strict=True):
             known = max(FEWEST_SEEDS, int(rng.binomial(count, share)))
-            arms.append(rng.normal(middle, spread, known))
-        ci = welch(*arms).ci
+            arms.append(list(rng.normal(middle, spread, known)))
+        ci = welch(arms[0], arms[1]).ci
         if ci is not None:
             widths.append(10 ** min(ci[1] - ci[0], 300.0) - 1)
             shown += not ci[0] <= 0 <= ci[1]
@@ -97,11 +97,12 @@ def _width(
 
 def _more_budgets(name: str, law: Law, points: Points, rng: np.random.Generator) -> list[dict[str, Any]]:
     """Interval of each exponent with one more budget, or one more size, at each value of the other variable."""
-    now = {power: _exponent_width(law, points, rng) for power in law.form.powers}
+    now = _exponent_width(law, points, rng)
     found = []
     for power, which, times in [(p, w, t) for p in law.form.powers for w in ("n", "d") for t in (0.5, 2.0, 4.0)]:
         grown = _extended(law, points, which, times, rng)
-        if grown is None or now[power][power] is None:
+        before = now[power]
+        if grown is None or before is None:
             continue
         then = _exponent_width(law, grown, rng)[power]
         runs = len(grown) - len(points)
@@ -111,7 +112,7 @@ def _more_budgets(name: str, law: Law, points: Points, rng: np.random.Generator)
         end = "largest" if times > 1 else "smallest"
         found.append(
             {"what": f"a {word} {times:g}x the {end}: {power} of {name}", "kind": word, "more": 1, "runs": runs,
-             "now": now[power][power], "then": then, "gain_a_run": 100 * (1 - then / now[power][power]) / runs}
+             "now": before, "then": then, "gain_a_run": 100 * (1 - then / before) / runs}
         )  # fmt: skip
     return found
 
@@ -131,7 +132,7 @@ def _extended(law: Law, points: Points, which: str, times: float, rng: np.random
     residual = np.log(points.loss) - np.log(law.predict(points.n, points.d))
     middle = predict(law.form, law.theta, law.centre, added["n"], added["d"])
     loss = middle * np.exp(rng.choice(residual, len(fresh)))
-    joined = {key: None if values is None else np.concatenate([values, added[key]]) for key, values in columns.items()}  # type: ignore[misc]
+    joined = {key: None if values is None else np.concatenate([values, added[key]]) for key, values in columns.items()}
     return Points(np.concatenate([points.loss, loss]), joined["n"], joined["d"])
 
 

@@ -16,6 +16,7 @@ from analysis.results import Results
 
 SizeOf = Literal["non_embedding_params", "params"]
 LOSSES = ("validation/loss", "train_loss")
+FEWEST_TRUNKS = 8  # to draw anew
 SPARE = 2  # points beyond the parameters that a law must leave
 
 
@@ -51,16 +52,13 @@ def _arm_law(runs: pl.DataFrame, loss: str, size_of: SizeOf) -> Fitted | None:
     )
     # Budgets of one size and seed are branches of one trunk: their errors are one error.
     trunks = [f"{size}/{seed}" for size, seed in runs.select("size", "seed").iter_rows()]
-    kind, among = ("runs", trunks) if len(set(trunks)) >= FEWEST_TRUNKS and _shared(trunks) else ("residual", None)
-    fit = fitted(points, Settings(form, kind=kind, runs=among))
-    if kind == "residual" and _shared(trunks):
+    whole = _shared(trunks) and len(set(trunks)) >= FEWEST_TRUNKS
+    fit = fitted(points, Settings(form, kind="runs", runs=trunks) if whole else Settings(form))
+    if _shared(trunks) and not whole:
         fit.document["flags"].append(
             f"{len(set(trunks))} trunks: too few to draw whole trunks anew; budgets of one trunk count as unrelated"
         )
     return fit
-
-
-FEWEST_TRUNKS = 8
 
 
 def _shared(trunks: list[str]) -> bool:

@@ -206,7 +206,7 @@ def fit(
 
         if foreign.is_table(source):
             document = fitting.table(Path(source), law.value, options, figures)
-            view = show_laws.table
+            view: Callable[[Any], RenderableType] = show_laws.table
             for line in document["said"]:
                 typer.echo(line, err=True)
         else:
