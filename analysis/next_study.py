@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from analysis.arm_emergence import Emergence
 from analysis.findings import StudyFit
-from analysis.laws.bootstrap import bootstrap
+from analysis.laws.bootstrap import Replicates
+from analysis.laws.huber import minimise
 from analysis.laws.intervals import welch
-from analysis.laws.scaling import Law, Points, predict
+from analysis.laws.scaling import Law, Points, stated
 from analysis.results import Results
 from analysis.study_scaling import study_fits
 
 Floats = NDArray[np.float64]
 
 MORE_SEEDS = (1, 2, 3, 5, 8)
-DRAWS = 300
+DRAWS = 600
 FEWEST_SEEDS = 2
 
 
@@ -97,14 +98,15 @@ def _width(
 
 def _more_budgets(name: str, law: Law, points: Points, rng: np.random.Generator) -> list[dict[str, Any]]:
     """Interval of each exponent with one more budget, or one more size, at each value of the other variable."""
-    now = _exponent_width(law, points, rng)
+    free = max(1, len(points) - law.form.parameters)
+    residual = (np.log(points.loss) - np.log(law.predict(points.n, points.d))) * np.sqrt(len(points) / free)
+    now = _exponent_widths(law, residual, points, rng)
     found = []
     for power, which, times in [(p, w, t) for p in law.form.powers for w in ("n", "d") for t in (0.5, 2.0, 4.0)]:
-        grown = _extended(law, points, which, times, rng)
-        before = now[power]
+        grown, before = _extended(law, points, which, times), now[power]
         if grown is None or before is None:
             continue
-        then = _exponent_width(law, grown, rng)[power]
+        then = _exponent_widths(law, residual, grown, rng)[power]
         runs = len(grown) - len(points)
         if then is None:
             continue
@@ -117,27 +119,34 @@ def _more_budgets(name: str, law: Law, points: Points, rng: np.random.Generator)
     return found
 
 
-def _extended(law: Law, points: Points, which: str, times: float, rng: np.random.Generator) -> Points | None:
-    """The points with one more value of a variable, losses from the law with residuals drawn anew."""
+def _extended(law: Law, points: Points, which: str, times: float) -> Points | None:
+    """The points with one more value of a variable, all losses on the law."""
     if (which == "n" and not law.form.size) or (which == "d" and not law.form.data):
         return None
     columns = {"n": points.n, "d": points.d}
     mine = columns[which]
     assert mine is not None
     edge = mine.max() if times > 1 else mine.min()
-    added = {key: None if values is None else values[mine == edge] for key, values in columns.items()}
-    fresh = added[which]
-    assert fresh is not None
-    added[which] = fresh * times
-    residual = np.log(points.loss) - np.log(law.predict(points.n, points.d))
-    middle = predict(law.form, law.theta, law.centre, added["n"], added["d"])
-    loss = middle * np.exp(rng.choice(residual, len(fresh)))
-    joined = {key: None if values is None else np.concatenate([values, added[key]]) for key, values in columns.items()}
-    return Points(np.concatenate([points.loss, loss]), joined["n"], joined["d"])
+    joined: dict[str, Floats | None] = {}
+    for key, values in columns.items():
+        if values is None:
+            joined[key] = None
+            continue
+        fresh = values[mine == edge] * (times if key == which else 1.0)
+        joined[key] = np.concatenate([values, fresh])
+    return Points(law.predict(joined["n"], joined["d"]), joined["n"], joined["d"])
 
 
-def _exponent_width(law: Law, points: Points, rng: np.random.Generator) -> dict[str, float | None]:
-    refits = bootstrap(points, law, "residual", DRAWS, seed=int(rng.integers(2**31)))
+def _exponent_widths(law: Law, residual: Floats, points: Points, rng: np.random.Generator) -> dict[str, float | None]:
+    """Widths of the exponents' intervals in studies of these N and D, whose errors are drawn from `residual`."""
+    problem, centre = stated(points, law.form, law.limits)
+    count = len(law.form.powers)
+    start = law.theta.copy()
+    for i, power in enumerate(law.form.powers):
+        start[i] -= start[count + i] * (centre[power] - law.centre[power])
+    y = np.log(law.predict(points.n, points.d)) + rng.choice(residual, (DRAWS, len(points)))
+    theta, _ = minimise(problem, np.repeat(start[None], DRAWS, axis=0), y, np.ones((1, len(points))))
+    refits = Replicates(law.form, "residual", theta, centre, 0.0, 0.0, len(points))
     found: dict[str, float | None] = {}
     for power in law.form.powers:
         ci = refits.interval(refits.values()[power])
