@@ -127,15 +127,15 @@ def _head_rows(cell: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _runs(cells: list[dict[str, Any]], jobs: dict[str, JobRow], metrics: pl.DataFrame) -> pl.DataFrame:
     """A row a cell, with the final value of every metric measured; a final loss that is not finite is null."""
-    # A measurement made later stands behind lines of later steps.
-    in_order = metrics.sort("id", "step", maintain_order=True)
-    last = pl.col("value").tail(FINAL_LOSS_LINES)
+    last = pl.col("value").sort_by("step", maintain_order=True).tail(FINAL_LOSS_LINES)
     losses = (
-        in_order.filter(pl.col("metric") == "train/loss")
+        metrics.filter(pl.col("metric") == "train/loss")
         .group_by("id")
         .agg(train_loss=pl.when(last.null_count() == 0).then(last.mean()))
     )
-    final = in_order.filter(pl.col("source") != "train").group_by("id", "metric", maintain_order=True).last()
+    # A measurement made later stands behind lines of later steps.
+    measured = metrics.filter(pl.col("source") != "train").sort("step", maintain_order=True)
+    final = measured.group_by("id", "metric", maintain_order=True).last()
     names = final["metric"].unique(maintain_order=True).to_list()
     rows = [
         {key: cell[key] for key in RUNS if key in cell}

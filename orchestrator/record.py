@@ -56,8 +56,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 def read_with_rows(path: Path) -> list[dict[str, Any]]:
     """The lines that hold a measure's rows, in order: the rest of a finished record is in its Parquet."""
     # Parsing every line of ten thousand records takes minutes; the few with rows are found by their bytes.
-    pieces = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(piece) for piece in pieces if b'"rows"' in piece]
+    content = path.read_bytes() if path.exists() else b""
+    if b'"rows"' not in content:
+        return []
+    return [json.loads(piece) for piece in content.split(b"\n")[:-1] if b'"rows"' in piece]
 
 
 def measurements(path: Path) -> set[str]:

@@ -102,10 +102,10 @@ class _Descent:
             gradient, newton, easy = self._curvatures(here, y[live], weight[live])
             blocked = ((here <= problem.lower) & (gradient > 0)) | ((here >= problem.upper) & (gradient < 0))
             scale = np.maximum(np.diagonal(easy, axis1=1, axis2=2), 1e-14)
-            small = np.zeros(len(live), dtype=bool)
+            settled = np.zeros(len(live), dtype=bool)
             for which, curvature in enumerate((newton, easy)):
                 # The second step is for those whom the first does not serve.
-                some = np.flatnonzero(~small) if which == 0 else np.flatnonzero(damping[0, live] > 1e-4)
+                some = np.arange(len(live)) if which == 0 else np.flatnonzero(damping[0, live] > 1e-4)
                 if not len(some):
                     continue
                 at = live[some]
@@ -116,8 +116,11 @@ class _Descent:
                 fine = losses < before[some]
                 damping[which, at] = np.clip(damping[which, at] * np.where(fine, 0.15, 6.0), 1e-15, MOST_DAMPING)
                 theta[at[better]], loss[at[better]] = tried[better], losses[better]
+                if which == 0:  # Newton's step, undamped, has nothing more to promise
+                    promised = -(gradient * (tried - here)).sum(1)
+                    settled = (np.abs(promised) < 1e-12 * before + 1e-26) & (damping[0, live] < 1e-3)
             gain = before - loss[live]
-            quiet[live] = np.where(gain > 1e-9 * before + 1e-22, 0, quiet[live] + 1)
+            quiet[live] = np.where(gain > 1e-9 * before + 1e-22, 0, quiet[live] + 1 + 3 * settled)
             live = live[quiet[live] < QUIET]
             if not len(live):
                 break
