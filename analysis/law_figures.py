@@ -174,7 +174,7 @@ def _loss_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:.3g}"))
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     low, high = axes.get_ylim()
-    if high / low < 1.6:  # too short for the ticks of a decade
+    if high / low < 4:  # too short for the ticks of a decade
         axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
     axes.set_ylabel("Loss (log axis)", color=INK, fontsize=9.5)
 

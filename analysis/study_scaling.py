@@ -17,6 +17,7 @@ from analysis.results import Results
 SizeOf = Literal["non_embedding_params", "params"]
 LOSSES = ("validation/loss", "train_loss")
 FEWEST_TRUNKS = 8  # to draw anew
+MANY = 500  # points from which on refits are dear
 SPARE = 2  # points beyond the parameters that a law must leave
 
 
@@ -52,8 +53,11 @@ def _arm_law(runs: pl.DataFrame, loss: str, size_of: SizeOf) -> Fitted | None:
     )
     # Budgets of one size and seed are branches of one trunk: their errors are one error.
     trunks = [f"{size}/{seed}" for size, seed in runs.select("size", "seed").iter_rows()]
+    count = 400 if len(points) <= MANY else 200
     whole = _shared(trunks) and len(set(trunks)) >= FEWEST_TRUNKS
-    fit = fitted(points, Settings(form, kind="runs", runs=trunks) if whole else Settings(form))
+    fit = fitted(
+        points, Settings(form, kind="runs" if whole else "residual", replicates=count, runs=trunks if whole else None)
+    )
     if _shared(trunks) and not whole:
         fit.document["flags"].append(
             f"{len(set(trunks))} trunks: too few to draw whole trunks anew; budgets of one trunk count as unrelated"

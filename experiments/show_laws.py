@@ -114,7 +114,7 @@ def proposals(document: Document) -> RenderableType:
 def _columns(*names: str) -> Table:
     lines = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(names):
-        lines.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+        lines.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)
     return lines
 
 

@@ -56,7 +56,8 @@ class Replicates:
         # Residuals are already scaled by sqrt(n / (n - p)); pairs and runs are narrow by that factor.
         narrow = 1.0 if self.kind == "residual" else np.sqrt(self.independent / spare)
         outer = float(stats.norm.cdf(t * narrow))
-        low, high = np.quantile(values, [1 - outer, outer])
+        # Ranks p (B + 1): the customary p (B - 1) + 1 draws the tails of few replicates inwards.
+        low, high = np.quantile(values, [1 - outer, outer], method="weibull")
         return float(low), float(high)
 
 

@@ -10,7 +10,7 @@ from analysis.laws.huber import minimise
 from analysis.laws.intervals import welch
 from analysis.laws.scaling import EXPONENT_BOUNDS, FORMS, Points, stated
 
-REPEATS, REFITS = 400, 150
+REPEATS, REFITS = 400, 400  # as many refits as the command makes
 
 
 def design(k: int) -> tuple[np.ndarray, np.ndarray, float, float, float, bool]:
@@ -56,7 +56,7 @@ def test_intervals_of_exponents_cover(k: int) -> None:
         cis = [replicates.interval(mine[:, i]) for i in (2, 3)]
         covered.append([ci is not None and ci[0] <= true <= ci[1] for ci, true in zip(cis, (alpha, beta), strict=True)])
     share = float(np.mean(covered))
-    assert 0.90 <= share <= 0.985, share
+    assert 0.90 <= share <= 0.98, share
 
 
 @pytest.mark.slow
