@@ -165,7 +165,7 @@ def status(
         _print(look(), as_json, lambda document: show.status(document, height=len(cells) + 20))
 
 
-@app.command(epilog="Examples: gridlaw fit quickstart --json; gridlaw fit runs.csv --n params --d tokens --loss loss")
+@app.command(epilog="Example: gridlaw fit quickstart --json, or gridlaw fit runs.csv --n params --d tokens --loss loss")
 def fit(
     source: Annotated[
         str, typer.Argument(metavar="STUDY|TABLE", help="A study, or a CSV, TSV, Parquet or JSONL table.")

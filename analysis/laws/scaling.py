@@ -257,10 +257,10 @@ def _optimum(problem: Problem, form: Form, y: Floats, limits: Mapping[str, Inter
 
 
 def _starts(form: Form, y: Floats, limits: Mapping[str, Interval], which: int) -> Floats:
-    """Starts [32, parameters] from a fixed sequence: exponents over their usual range, shares of the loss."""
+    """Starts [starts, parameters] from a fixed sequence: exponents over their usual range, shares of the loss."""
     count = len(form.powers)
-    place = qmc.Sobol(2 * count + form.constant, seed=which).random(32)
-    theta = np.zeros((32, form.parameters))
+    place = qmc.Sobol(2 * count + form.constant, seed=which).random(32 if form.constant else 16)
+    theta = np.zeros((len(place), form.parameters))
     weights = -np.log(np.clip(place[:, count:], 1e-3, 1 - 1e-3))
     shares = np.log(weights / weights.sum(1, keepdims=True))
     for i, power in enumerate(form.powers):
