@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from analysis.laws.emergence import Curve, fit_curve
+from analysis.laws.forms import FORM_MATTERS, Forms, forms
 from analysis.laws.intervals import Interval, mean_interval, share_interval
 
 ONE_SEED = "one seed: no interval"
@@ -42,11 +43,12 @@ class Question:
 
 @dataclass(frozen=True)
 class SeedCurve:
-    """One finished cell's emergence."""
+    """One finished cell's emergence. forms: its T50 by form of curve, None without a T50."""
 
     id: str
     seed: int
     curve: Curve
+    forms: Forms | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Emergence:
     t50_tokens: geometric mean over the seeds that have one, t50_ci its 95% t interval over seeds. ceiling: mean U
     over seeds with a plateau. slope: mean k. crossing_tokens: geometric mean over the seeds that emerged. censored:
     seeds that never emerged. share_ci: exact binomial interval. The cells are those of the largest budget:
-    smaller ones of the same seed are the same training seen earlier, not further evidence.
+    smaller ones of the same seed are the same training seen earlier, not further evidence. form_spread: largest over
+    smallest T50 among forms of curve, geometric mean over seeds: an error that no interval here contains.
     """
 
     arm: str
@@ -70,6 +73,7 @@ class Emergence:
     ceiling_ci: Interval | None
     slope: float | None
     crossing_tokens: float | None
+    form_spread: float | None
     share_emerged: float | None
     share_ci: Interval | None
     flags: tuple[str, ...]
@@ -96,13 +100,18 @@ def fit_arm(arm: str, condition: Condition, cells: pl.DataFrame, values: pl.Data
             flags.append(f"seed {cell['seed']}: not measured")
             continue
         curve = fit_curve(mine["tokens"].to_numpy(), mine["value"].to_numpy(), question.chance, level=question.level)
-        seeds.append(SeedCurve(cell["id"], cell["seed"], curve))
+        by_form = forms(mine["tokens"].to_numpy(), mine["value"].to_numpy(), curve)
+        seeds.append(SeedCurve(cell["id"], cell["seed"], curve, by_form))
     curves = [seed.curve for seed in seeds]
     for flag in dict.fromkeys(flag for curve in curves for flag in curve.flags):
         flags.append(f"{flag}: {sum(flag in curve.flags for curve in curves)} of {len(curves)} seeds")
     logs = [np.log10(t) for t in (curve.t50_tokens for curve in curves) if t is not None]
     crossings = [np.log10(t) for t in (curve.crossing_tokens for curve in curves) if t is not None]
     ceilings = [curve.ceiling for curve in curves if curve.ceiling is not None]
+    spreads = [np.log10(seed.forms.spread) for seed in seeds if seed.forms]
+    form_spread = power(mean(spreads))
+    if form_spread is not None and form_spread > FORM_MATTERS:
+        flags.append(f"T50 moves by {100 * (form_spread - 1):.0f}% with the form of the curve")
     slopes = [curve.slope for curve in curves if curve.slope is not None and curve.ceiling is not None]
     emerged = sum(curve.emerged for curve in curves)
     ci, ceiling_ci = mean_interval(logs), mean_interval(ceilings)
@@ -123,6 +132,7 @@ def fit_arm(arm: str, condition: Condition, cells: pl.DataFrame, values: pl.Data
         ceiling_ci=None if ceiling_ci is None else (max(0.0, ceiling_ci[0]), min(1.0, ceiling_ci[1])),
         slope=mean(slopes),
         crossing_tokens=power(mean(crossings)),
+        form_spread=form_spread,
         share_emerged=emerged / len(curves) if curves else None,
         share_ci=share_interval(emerged, len(curves)),
         flags=tuple(flags),

@@ -13,6 +13,7 @@ from analysis.arm_emergence import NO_SEED, NO_SPREAD, ONE_SEED, Condition, Emer
 from analysis.laws.censored import Bracket, Shift, shift
 from analysis.laws.emergence import ENDS_ABOVE, NEVER_EMERGED
 from analysis.laws.intervals import Difference, Interval, holm, welch
+from analysis.laws.slopes import Parallel, parallel
 
 Method = Literal["welch", "censored lognormal"]
 WELCH: Method = "welch"
@@ -29,7 +30,8 @@ class SpeedRatio:
     over the seeds that have a T50, a description that leaves the others out. crossing, crossing_ci: the ratio of the
     interpolated crossings, where every seed crossed. at_least: where no seed of the arm emerged and each of the
     reference did: tokens seen over the reference's T50, true of these seeds; ci says it of the arms. at_most: the same
-    where no seed of the reference emerged.
+    where no seed of the reference emerged. slopes: whether the curves are parallel; where they
+    are not, the ratio holds at T50 alone and those at other levels stand here.
     """
 
     arm: str
@@ -47,6 +49,7 @@ class SpeedRatio:
     crossing_ci: Interval | None
     at_least: float | None
     at_most: float | None
+    slopes: Parallel | None
     flags: tuple[str, ...]
 
 
@@ -118,6 +121,7 @@ def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
         crossing_ci=powers(crossing.ci) if crossing else None,
         at_least=_bound(arm, reference),
         at_most=None if (most := _bound(reference, arm)) is None else 1 / most,
+        slopes=parallel([seed.curve for seed in arm.seeds], [seed.curve for seed in reference.seeds]),
         flags=tuple(flags),
     )
 

@@ -106,8 +106,8 @@ def kept_apart(places: Sequence[float], gap: float, low: float, high: float) -> 
 
 def end_labels(axes: Axes, labels: Sequence[tuple[str, float, Stroke]], gap: float = 0.055) -> None:
     """Names right of the axes, each at the height (data) of its curve's end, kept apart, with a line leading there."""
-    low, high = axes.get_ylim()
-    heights = [(y - low) / (high - low) for _, y, _ in labels]
+    place = axes.transData + axes.transAxes.inverted()  # a log axis has its own idea of half-way
+    heights = [float(place.transform((axes.get_xlim()[1], y))[1]) for _, y, _ in labels]
     for (name, _, stroke), start, end in zip(labels, heights, kept_apart(heights, gap, 0.02, 0.98), strict=True):
         axes.plot(
             [1.0, 1.025, 1.045], [start, end, end], transform=axes.transAxes, clip_on=False,

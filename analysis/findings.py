@@ -21,6 +21,8 @@ from analysis.comparisons import (
 )
 from analysis.laws.emergence import emergence_level
 from analysis.results import Results, collect
+from analysis.size_emergence import size_laws
+from analysis.study_scaling import study_laws
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class StudyFit:
     emergence: tuple[Emergence, ...]
     speed_ratios: tuple[SpeedRatio, ...]
     same_ceiling: tuple[SameCeiling, ...]
+    scaling: tuple[dict[str, Any], ...]  # a law an arm, as analysis.law_document tells it
+    t50_by_size: tuple[dict[str, Any], ...]
     counts: dict[str, int]
     left_out: tuple[dict[str, Any], ...]
 
@@ -71,6 +75,8 @@ def fit_results(results: Results) -> StudyFit:
         same_ceiling=equivalence_adjusted(
             holm_adjusted([same_ceiling(arm, ref, question.margin) for arm, ref in pairs if question])
         ),
+        scaling=tuple(study_laws(results)),
+        t50_by_size=tuple(size_laws(emergence, dict(results.runs.select("size", "non_embedding_params").iter_rows()))),
         counts=results.counts(),
         left_out=tuple(
             left_out.select("id", "arm", "size", "data", "seed", "state", "cause", "tokens_done").to_dicts()
@@ -84,16 +90,17 @@ def as_json(fit: StudyFit) -> dict[str, Any]:
     return {
         "study": fit.study,
         "question": None if question is None else asdict(question),
-        "emergence": [_emergence_json(row, question) for row in fit.emergence if question],
-        "speed_ratios": [_flat(row) for row in fit.speed_ratios],
-        "same_ceiling": [_flat(row) for row in fit.same_ceiling],
-        "scaling": [],
+        "emergence": [emergence_json(row, question) for row in fit.emergence if question],
+        "speed_ratios": [flat(row) for row in fit.speed_ratios],
+        "same_ceiling": [flat(row) for row in fit.same_ceiling],
+        "scaling": list(fit.scaling),
+        "t50_by_size": list(fit.t50_by_size),
         "counts": fit.counts,
         "left_out": list(fit.left_out),
     }
 
 
-def _emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
+def emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
     seeds = [
         {
             "cell": seed.id,
@@ -104,6 +111,7 @@ def _emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
             "bracket": list(seed.curve.bracket),
             "ceiling": seed.curve.ceiling,
             "slope": seed.curve.slope,
+            "forms": seed.forms and asdict(seed.forms) | {"spread": seed.forms.spread},
             "dispersion": seed.curve.dispersion,
             "last_tokens": seed.curve.last_tokens,
             "last_value": seed.curve.last_value,
@@ -111,7 +119,7 @@ def _emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
         }
         for seed in row.seeds
     ]
-    return _flat(row) | {
+    return flat(row) | {
         "capability": question.capability,
         "seeds": len(row.seeds),
         "censored": row.censored,
@@ -119,13 +127,15 @@ def _emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
     }
 
 
-def _flat(row: Emergence | SpeedRatio | SameCeiling) -> dict[str, Any]:
+def flat(row: Emergence | SpeedRatio | SameCeiling) -> dict[str, Any]:
     """Fields of a row with its condition beside them, tuples as lists, an open end of an interval as None."""
     fields = {
         key: [None if end in (math.inf, -math.inf) else end for end in value] if isinstance(value, tuple) else value
         for key, value in vars(row).items()
     }
     del fields["condition"]
+    if isinstance(row, SpeedRatio):
+        fields["slopes"] = row.slopes and asdict(row.slopes)
     return fields | asdict(row.condition)
 
 

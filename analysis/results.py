@@ -62,20 +62,41 @@ def collect(root: Path | str, name: str) -> Results:
     folder = Path(root) / name
     study = stored_document(Path(root), name)
     jobs = _jobs(folder / "ledger.db")
-    current = {measure["identity"] for measure in study.get("measures", [])}
-    runs: list[dict[str, Any]] = []
-    metrics = [pl.DataFrame(schema=METRICS)]
-    heads: list[dict[str, Any]] = []
+    current = [measure["identity"] for measure in study.get("measures", [])]
+    tables, heads = [], []
+    stored: list[tuple[Path, str]] = []
     for cell in study["cells"]:
-        lines = record.read(folder / "jobs" / cell["job_id"] / "record.jsonl")
-        kept = [line for line in lines if "metrics" in line and line.get("measurement") in current | {None}]
-        mine = record.table(kept).with_columns(id=pl.lit(cell["id"])).select(list(METRICS))
-        metrics.append(mine)
+        job = folder / "jobs" / cell["job_id"]
+        if _is_current(job):
+            stored.append((job / "record.parquet", cell["id"]))
+            lines = record.read_with_rows(job / "record.jsonl")
+        else:
+            lines = record.read(job / "record.jsonl")
+            tables.append(record.table(lines).with_columns(id=pl.lit(cell["id"])))
+        kept = (line for line in lines if "metrics" in line and line.get("measurement") in {*current, None})
         heads += [row for line in kept for row in _head_rows(cell["id"], line)]
-        runs.append(_run(cell, jobs.get(cell["job_id"]), mine))
-    results = Results(folder, study, _runs_table(runs), pl.concat(metrics), pl.DataFrame(heads, schema=HEADS))
+    metrics = _metrics(tables, stored, current)
+    results = Results(folder, study, _runs(study["cells"], jobs, metrics), metrics, pl.DataFrame(heads, schema=HEADS))
     _write(results)
     return results
+
+
+def _is_current(job: Path) -> bool:
+    """Whether the job's Parquet holds all of its record: it is written after the last line."""
+    lines, table = job / "record.jsonl", job / "record.parquet"
+    return table.exists() and lines.exists() and table.stat().st_mtime_ns >= lines.stat().st_mtime_ns
+
+
+def _metrics(tables: list[pl.DataFrame], stored: list[tuple[Path, str]], current: list[str]) -> pl.DataFrame:
+    parts = [pl.LazyFrame(schema=METRICS)]
+    of_this = pl.col("measurement").is_null() | pl.col("measurement").is_in(current)
+    parts += [table.lazy().filter(of_this).select(list(METRICS)) for table in tables]
+    if stored:
+        # One scan of all files: a frame a file costs more than its rows.
+        cells = pl.LazyFrame({"path": [str(path) for path, _ in stored], "id": [cell for _, cell in stored]})
+        scan = pl.scan_parquet([path for path, _ in stored], include_file_paths="path")
+        parts.append(scan.filter(of_this).join(cells, on="path", maintain_order="left").select(list(METRICS)))
+    return pl.concat(parts).collect()
 
 
 def _jobs(ledger: Path) -> dict[str, JobRow]:
@@ -93,25 +114,30 @@ def _head_rows(cell: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield at | {key: row[key] for key in ("layer", "head", "score")}
 
 
-def _run(cell: dict[str, Any], job: JobRow | None, metrics: pl.DataFrame) -> dict[str, Any]:
+def _runs(cells: list[dict[str, Any]], jobs: dict[str, JobRow], metrics: pl.DataFrame) -> pl.DataFrame:
+    """A row a cell, with the final value of every metric measured; a final loss that is not finite is null."""
+    last = pl.col("value").sort_by("step", maintain_order=True).tail(FINAL_LOSS_LINES)
+    losses = (
+        metrics.filter(pl.col("metric") == "train/loss")
+        .group_by("id")
+        .agg(train_loss=pl.when(last.null_count() == 0).then(last.mean()))
+    )
     # A measurement made later stands behind lines of later steps.
-    in_order = metrics.sort("step", maintain_order=True).to_dicts()
-    losses = [row["value"] for row in in_order if row["metric"] == "train/loss"][-FINAL_LOSS_LINES:]
-    broken = not losses or any(loss is None for loss in losses)
-    return {
-        **{key: cell[key] for key in RUNS if key in cell},
-        "state": job.state if job else "pending",
-        "cause": job.cause if job else None,
-        "attempts": job.attempts if job else 0,
-        "tokens_done": job.tokens_done if job else 0,
-        "train_loss": None if broken else sum(losses) / len(losses),
-        **{row["metric"]: row["value"] for row in in_order if row["source"] != "train"},
-    }
-
-
-def _runs_table(runs: list[dict[str, Any]]) -> pl.DataFrame:
-    measured = dict.fromkeys(key for run in runs for key in run if key not in RUNS)
-    return pl.DataFrame(runs, schema=RUNS | dict.fromkeys(measured, pl.Float64))
+    measured = metrics.filter(pl.col("source") != "train").sort("step", maintain_order=True)
+    final = measured.group_by("id", "metric", maintain_order=True).last()
+    names = final["metric"].unique(maintain_order=True).to_list()
+    rows = [
+        {key: cell[key] for key in RUNS if key in cell}
+        | {"state": "pending", "cause": None, "attempts": 0, "tokens_done": 0}
+        | ({key: getattr(job, key) for key in ("state", "cause", "attempts", "tokens_done")} if job else {})
+        for cell, job in ((cell, jobs.get(cell["job_id"])) for cell in cells)
+    ]
+    runs = pl.DataFrame(rows, schema={key: kind for key, kind in RUNS.items() if key != "train_loss"})
+    runs = runs.join(losses, on="id", how="left", maintain_order="left")
+    if names:
+        wide = final.pivot("metric", index="id", values="value")
+        runs = runs.join(wide.select("id", *names), on="id", how="left", maintain_order="left")
+    return runs
 
 
 def _write(results: Results) -> None:

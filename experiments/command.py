@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from experiments import fitting
 from orchestrator.errors import InputError, shortened
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ def run(
     elif written:
         if not submission.ran:
             console.print(f"all {len(planned['cells'])} cells are there: nothing was run", soft_wrap=True)
-        _print_findings(root, loaded.name, as_json=False)
+        found, view = _fit_study(loaded.name, root, next_study=False)
+        _print(found, False, view)
         typer.echo(f"report: {written}")
     if stopped:
         console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
@@ -217,12 +219,69 @@ def status(
         _print(look(), as_json, lambda document: show.status(document, height=len(cells) + 20))
 
 
-@app.command(epilog="Example: gridlaw fit quickstart --json")
-def fit(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = False) -> None:
-    """When the capability emerges in each arm, with intervals, and whether the arms end level."""
+@app.command(epilog="Example: gridlaw fit quickstart --json, or gridlaw fit runs.csv --n params --d tokens --loss loss")
+def fit(
+    source: Annotated[
+        str, typer.Argument(metavar="STUDY|TABLE", help="A study, or a CSV, TSV, Parquet or JSONL table.")
+    ],
+    root: RootOption = ROOT,
+    law: fitting.LawOption = fitting.CHINCHILLA,
+    n: fitting.NOption = None,
+    d: fitting.DOption = None,
+    loss: fitting.LossOption = None,
+    log: fitting.LogOption = False,
+    flops: fitting.FlopsOption = None,
+    tokens: fitting.TokensOption = None,
+    value: fitting.ValueOption = None,
+    group: fitting.GroupOption = None,
+    seed: fitting.SeedOption = None,
+    run: fitting.RunOption = None,
+    bootstrap: fitting.BootstrapOption = fitting.RESIDUAL,
+    replicates: fitting.ReplicatesOption = 400,
+    holdout: fitting.HoldoutOption = None,
+    exclude: fitting.ExcludeOption = None,
+    drop_bad: fitting.DropBadOption = False,
+    alpha: fitting.AlphaOption = "0.001,3",
+    beta: fitting.BetaOption = "0.001,3",
+    predict: fitting.PredictOption = None,
+    chance: fitting.ChanceOption = None,
+    level: fitting.LevelOption = None,
+    reference: fitting.ReferenceOption = None,
+    margin: fitting.MarginOption = 0.05,
+    figures: fitting.FiguresOption = None,
+    next_study: fitting.NextOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """When a capability emerges and what law loss follows, with intervals: of a study, or of anybody's table."""
+    options = dict(locals())
     with _standard_output_kept():
-        name = _name(study, root)
-    _print_findings(root, name, as_json)
+        from analysis import foreign
+        from experiments import show_laws
+
+        if foreign.is_table(source):
+            document = fitting.table(Path(source), law.value, options, figures)
+            view: Callable[[Any], RenderableType] = show_laws.table
+            for line in document["said"]:
+                typer.echo(line, err=True)
+        else:
+            document, view = _fit_study(_name(source, root), root, next_study)
+    _print(document, as_json, view)
+
+
+def _fit_study(name: str, root: Path, next_study: bool) -> tuple[dict[str, Any], Callable[[Any], RenderableType]]:
+    from analysis import findings
+    from analysis.results import collect
+    from experiments import show, show_laws
+
+    results = collect(root, name)
+    fitted = findings.fit_results(results)
+    if next_study:
+        from analysis import next_study as design
+
+        return design.proposals(fitted, results), show_laws.proposals
+    return findings.as_json(fitted), lambda document: Group(
+        show.findings(document), show_laws.law_lines(document["scaling"])
+    )
 
 
 @app.command(epilog="Example: gridlaw report quickstart")
@@ -275,15 +334,6 @@ def _print(document: dict[str, Any], as_json: bool, view: Callable[[dict[str, An
     else:
         # A pipe has no width: nothing is cut there.
         Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(view(document), soft_wrap=True)
-
-
-def _print_findings(root: Path, name: str, as_json: bool) -> None:
-    with _standard_output_kept():
-        from analysis import findings
-        from experiments import show
-
-        document = findings.as_json(findings.fit_study(root, name))
-    _print(document, as_json, show.findings)
 
 
 def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, live: bool) -> None:
