@@ -111,7 +111,7 @@ class Plan:
         ]
         return {
             "study": self.study.name,
-            "cells": [_row(cell) for cell in self.cells],
+            "cells": [{**_row(cell), "trunk": self._trunk_row(cell)} for cell in self.cells],
             "jobs": jobs,
             "totals": self.totals(),
             "missing": self.missing,
@@ -136,6 +136,7 @@ class Plan:
             "cells": [
                 {
                     **_row(cell),
+                    "trunk": self._trunk_row(cell),
                     "job_id": cell.id,
                     "windows": sorted({layer.window for layer in cell.model.layers if layer.window}),
                     "full_layers": [i for i, layer in enumerate(cell.model.layers) if layer.mixer == "full"],
@@ -145,10 +146,8 @@ class Plan:
             ],
             "trunks": [
                 {
-                    "id": trunk.id,
-                    "tokens": trunk.steps * _tokens_per_step(trunk.cell),
-                    "cells": list(trunk.cells),
                     **{key: value for key, value in _row(trunk.cell).items() if key in ("arm", "size", "data", "seed")},
+                    **_trunk_row(trunk),
                 }
                 for line in self.trunks
                 for trunk in line
@@ -193,6 +192,15 @@ class Plan:
             evaluate |= {step for step in evaluate_at if step <= job.steps}
             keep |= {step for step in checkpoint_at if step <= job.steps}
         return tuple(sorted(evaluate)), tuple(sorted(keep))
+
+    def _trunk_row(self, cell: Cell) -> dict[str, Any] | None:
+        """The trunk that a cell leaves where its own decay begins."""
+        trunk = self._leaves.get(cell.id)
+        return _trunk_row(trunk) if trunk else None
+
+    @cached_property
+    def _leaves(self) -> dict[str, Trunk]:
+        return {cell_id: trunk for line in self.trunks for trunk in line for cell_id in trunk.cells}
 
     @cached_property
     def _cell(self) -> dict[str, Cell]:
@@ -363,6 +371,10 @@ def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[s
     place = ("arm", "size", "data", "seed")
     alike = [old for old in earlier.values() if all(old[key] == getattr(cell, key) for key in place)]
     return min((identity.differences(old["document"], cell.document) for old in alike), key=len, default=[])
+
+
+def _trunk_row(trunk: Trunk) -> dict[str, Any]:
+    return {"id": trunk.id, "tokens": trunk.steps * _tokens_per_step(trunk.cell)}
 
 
 def ledger_row(cell: Cell) -> dict[str, Any]:

@@ -93,9 +93,8 @@ def planned_runs(folder: Path, document: Mapping[str, Any]) -> tuple[Run, list[R
     parent = Run(None, study, folder, about, files=(folder / "study.json",))
     runs = []
     several = len({cell["data"] for cell in document["cells"]}) > 1
-    trunk_of = {cell: trunk["id"] for trunk in document.get("trunks", []) for cell in trunk["cells"]}
     for cell in document["cells"]:
-        plain = {key: value for key, value in cell.items() if key not in ("id", "job_id", "identity")}
+        plain = {key: value for key, value in cell.items() if key not in ("id", "job_id", "identity", "trunk")}
         arm = {key: arms[cell["arm"]][key] for key in ("pattern", "positions")}
         resolved = {"recipe": document["recipe"], **cell.get("identity", {})}
         job = folder / "jobs" / cell["job_id"]
@@ -105,8 +104,8 @@ def planned_runs(folder: Path, document: Mapping[str, Any]) -> tuple[Run, list[R
             "gridlaw.cell": cell["id"],
             "gridlaw.job": cell["job_id"],
         }
-        if cell["id"] in trunk_of:
-            tags["gridlaw.trunk"] = trunk_of[cell["id"]]
+        if cell.get("trunk"):
+            tags["gridlaw.trunk"] = cell["trunk"]["id"]
         runs.append(
             Run(cell["id"], names[cell["id"]], job, tags, flatten({**resolved, **plain, **arm}), (job / "config.json",))
         )

@@ -33,7 +33,10 @@ class Branching:
 
 
 def of_study(cells: Iterable[Cell], recipe: Recipe) -> tuple[tuple[Trunk, ...], ...]:
-    """The trunks of each group of cells that differ in their budget alone, shortest first, where they share steps."""
+    """The trunks of each group of cells that differ in their budget alone, shortest first, where they share steps.
+
+    The last one that counts a cell among its own is the one the cell leaves where its own decay begins.
+    """
     groups: dict[tuple[str, str, str, int], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell.arm, cell.size, cell.data, cell.seed].append(cell)

@@ -70,9 +70,8 @@ def test_a_trunk_is_cut_where_each_budget_leaves_it(tmp_path: Path) -> None:
 
 
 def test_six_budgets_cost_less_than_half(tmp_path: Path) -> None:
-    study = grid(
-        ("100N", "200N", "400N", "600N", "800N", "1000N"), recipe={"decay_fraction": 0.1}, evaluations=Evaluations()
-    )
+    budgets = ("100N", "200N", "400N", "600N", "800N", "1000N")
+    study = grid(budgets, recipe={"decay_fraction": 0.1}, evaluations=Evaluations())
     totals = made(study, tmp_path).totals()
     assert totals["tokens_if_separate"] / totals["tokens"] == pytest.approx(3100 / (900 + 310), rel=1e-3)
     assert totals["tokens_if_separate"] / totals["tokens"] > 2.2
