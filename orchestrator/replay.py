@@ -19,6 +19,7 @@ from orchestrator.mlflow_store import BATCH, MlflowStore, Point, StoredRun, make
 from orchestrator.tracked_runs import CellState, Run, planned_runs, study_state
 
 OPEN = frozenset({"pending", "blocked"})
+KEYS = ("gridlaw.cell", "gridlaw.job", "gridlaw.kind")  # the first there is says which run it is: trunks have no cell
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Replay:
         store = MlflowStore(place, self._study, self._root / "mlartifacts")
         there: dict[str, StoredRun] = {}
         for stored in store.runs():
-            key = stored.tags.get("gridlaw.job") or stored.tags.get("gridlaw.kind")
+            key = next((stored.tags[tag] for tag in KEYS if tag in stored.tags), None)
             if stored.tags.get("gridlaw.study") == self._study and key:
                 there.setdefault(key, stored)
         for run in [self.parent, *self.runs]:

@@ -27,7 +27,7 @@ class CellState:
 
 @dataclass(frozen=True)
 class Run:
-    """One MLflow run to be: of a cell's job or a trunk, or the study's own (job None). files: sent once they exist."""
+    """One MLflow run to be: of a cell or a trunk (job: its id), or the study's own (None). files: sent once they exist."""
 
     job: str | None
     name: str
