@@ -94,6 +94,13 @@ def plan(document: Document) -> RenderableType:
         lines.append("time: not known for measurements on stored checkpoints")
     elif document["jobs"]:
         lines.append("time: not known before the first cell of each arm has run on this root")
+    if document["separate"]:
+        lines.append(f"each budget is trained by itself: {document['separate']}")
+    elif kinds["trunk"]:
+        apart = totals["tokens_if_separate"]
+        lines.append(
+            f"budgets share trunks: apart they take {count(apart)} tokens, {apart / totals['tokens']:.2f} times"
+        )
     if document["lost"]:
         lines.append(f"{len(document['lost'])} finished cells have lost their files and train again")
     reasons = Counter("; ".join(why) for why in document.get("changed", {}).values())
@@ -151,7 +158,7 @@ def _cell_table(cells: list[Document], keys: list[str], width: int) -> Table:
         share = cell["tokens_done"] / max(1, cell["budget_tokens"])
         table.add_row(
             _label(cell, [key for key in keys if key != "seed"]) + f" seed {cell['seed']}",
-            Text(cell["state"], style=STYLES.get(cell["state"], "dim")),
+            _state(cell),
             _bar(cell["tokens_done"], cell["budget_tokens"], max(6, width // 8)),
             f"{share:.0%}",
             count(cell.get("tokens_per_second")) if cell["state"] == "running" else "",
@@ -159,6 +166,12 @@ def _cell_table(cells: list[Document], keys: list[str], width: int) -> Table:
             str(cell["attempts"]) if cell["attempts"] > 1 else "",
         )
     return table
+
+
+def _state(cell: Document) -> Text:
+    if cell["state"] == "pending" and cell.get("trunk_state") == "running":
+        return Text("in trunk", style=STYLES["running"])
+    return Text(cell["state"], style=STYLES.get(cell["state"], "dim"))
 
 
 def _group_table(groups: dict[str, list[Document]], room: int, width: int) -> Table:
@@ -190,12 +203,15 @@ def _group_table(groups: dict[str, list[Document]], room: int, width: int) -> Ta
 def event(kind: str, job_id: str | None, text: str, document: Document) -> str:
     """One line of a run's log: `swa-8 tiny seed 0 finished (3/10, about 4 min 10 s left)`."""
     cell = next((cell for cell in document["cells"] if job_id and job_id.startswith(cell["id"])), None)
+    trunk = next((cell for cell in document["cells"] if job_id and cell.get("trunk") == job_id), None)
+    if cell is None and trunk is not None:
+        cell, kind = trunk, f"trunk {kind}"
     if cell is None:
         return " ".join(filter(None, (job_id, text or kind)))
     keys = _varying(document["cells"], "data", "size", "budget_tokens")
     over = sum(document["counts"].get(state, 0) for state in ("finished", "diverged", "failed"))
     left = f", about {duration(document['seconds_left'])} left" if document.get("seconds_left") else ""
-    cause = f": {text}" if text and kind not in ("started", "finished") else ""
+    cause = f": {text}" if text and not kind.endswith(("started", "finished")) else ""
     return f"{_label(cell, keys)} seed {cell['seed']} {kind} ({over}/{len(document['cells'])}{left}){cause}"
 
 

@@ -23,8 +23,8 @@ def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
     """The document of `gridlaw status --json`.
 
     cells: rows of study.json or of a plan, with `id` the id of the cell's training job too. A cell the ledger does not
-    know is pending. tokens_per_second: of running cells and their sum. seconds_left: from the pace of each arm so far,
-    spread over the slots; None while no cell has a pace.
+    know is pending; one that waits for its trunk shows how far that is. tokens_per_second: of what runs, and the sum.
+    seconds_left: from the pace of each arm so far, spread over the slots; None while no cell has a pace.
     """
     jobs: dict[str, JobRow] = {}
     used: dict[str, float | None] = {}
@@ -36,9 +36,11 @@ def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
             used = timing(ledger)
             sessions = ledger.query("SELECT slots FROM sessions ORDER BY id DESC LIMIT 1")
             slots = sessions[0]["slots"] if sessions else 1
-    paces = {cell["id"]: _tokens_per_second(folder, cell["id"]) for cell in cells if _state(jobs, cell) == "running"}
-    rows = [_row(cell, jobs.get(cell["id"]), paces.get(cell["id"])) for cell in cells]
-    seconds = _seconds_left(rows, jobs, slots)
+    trunks = _trunks(cells, jobs)
+    running = [each["id"] for each in (*cells, *trunks) if each["id"] in jobs and jobs[each["id"]].state == "running"]
+    paces = {job_id: _tokens_per_second(folder, job_id) for job_id in running}
+    rows = [_row(cell, jobs, paces) for cell in cells]
+    seconds = _seconds_left([*rows, *(_row(trunk, jobs, paces) for trunk in trunks)], jobs, slots)
     found = Counter(row["state"] for row in rows)
     return {
         "study": name,
@@ -50,19 +52,30 @@ def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
     }
 
 
-def _state(jobs: dict[str, JobRow], cell: Document) -> str:
-    return jobs[cell["id"]].state if cell["id"] in jobs else "pending"
+def _trunks(cells: Sequence[Document], jobs: dict[str, JobRow]) -> list[Document]:
+    """A row like a cell's for each trunk the ledger knows."""
+    trunks = {cell["trunk"]["id"]: cell for cell in cells if cell.get("trunk")}
+    return [
+        {**cell, "id": trunk_id, "budget_tokens": cell["trunk"]["tokens"], "trunk": None}
+        for trunk_id, cell in trunks.items()
+        if trunk_id in jobs
+    ]
 
 
-def _row(cell: Document, job: JobRow | None, pace: float | None) -> Document:
-    return {
+def _row(cell: Document, jobs: dict[str, JobRow], paces: dict[str, float | None]) -> Document:
+    job = jobs.get(cell["id"])
+    row = {
         **{key: cell[key] for key in ("id", "arm", "size", "data", "budget_tokens", "seed")},
         "state": job.state if job else "pending",
         "attempts": job.attempts if job else 0,
         "cause": job.cause if job else None,
         "tokens_done": job.tokens_done if job else 0,
-        "tokens_per_second": pace,
+        "tokens_per_second": paces.get(cell["id"]),
     }
+    trunk = jobs.get(cell["trunk"]["id"]) if cell.get("trunk") else None
+    if trunk and row["state"] == "pending":
+        row["tokens_done"] = max(row["tokens_done"], trunk.tokens_done)
+    return {**row, "trunk": trunk.id if trunk else None, "trunk_state": trunk.state if trunk else None}
 
 
 def _tokens_per_second(folder: Path, job_id: str) -> float | None:
@@ -91,7 +104,7 @@ def _seconds_left(rows: list[Document], jobs: dict[str, JobRow], slots: int) -> 
         job = jobs.get(row["id"])
         if job and job.state == "finished" and job.busy_s:
             tokens, busy = work[row["arm"], row["size"]]
-            work[row["arm"], row["size"]] = (tokens + job.tokens_done, busy + job.busy_s)
+            work[row["arm"], row["size"]] = (tokens + job.tokens, busy + job.busy_s)
     paces = {key: tokens / busy for key, (tokens, busy) in work.items()}
     for row in rows:
         if row["tokens_per_second"]:
@@ -102,8 +115,11 @@ def _seconds_left(rows: list[Document], jobs: dict[str, JobRow], slots: int) -> 
     left = []
     for row in rows:
         if row["state"] in ("pending", "running", "blocked"):
-            seconds = (row["budget_tokens"] - row["tokens_done"]) / paces.get((row["arm"], row["size"]), usual)
-            left.append((seconds, jobs[row["id"]].workers if row["id"] in jobs else 1))
+            job = jobs.get(row["id"])
+            begins = row["budget_tokens"] - job.tokens if job else 0  # where its trunk ends
+            tokens = row["budget_tokens"] - max(row["tokens_done"], begins)
+            seconds = tokens / paces.get((row["arm"], row["size"]), usual)
+            left.append((seconds, job.workers if job else 1))
             if row["state"] == "running":
                 row["seconds_left"] = seconds
     return max(sum(s * workers for s, workers in left) / slots, *(s for s, _ in left)) if left else 0.0

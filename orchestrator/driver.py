@@ -126,7 +126,8 @@ def run(
         try:
             _check_fits(workers, fleet.slots)
             session = ledger.start_session(fleet.slots, options.address, started)
-            loop = _Loop(fleet, ledger, session, payloads, on_event, signals, hung_s)
+            lengths = scheduler.chains(missing, {job.id: job.flops / job.workers for job in missing})
+            loop = _Loop(fleet, ledger, session, payloads, lengths, on_event, signals, hung_s)
             loop.run(tracker.start if tracker is not None else lambda: None)
         finally:
             fleet.close()
@@ -177,11 +178,13 @@ class _Loop:
         ledger: Ledger,
         session: int,
         payloads: Mapping[str, bytes],
+        lengths: Mapping[str, float],
         on_event: Callable[[Event], None],
         signals: _Signals,
         hung_s: float,
     ) -> None:
-        self.fleet, self.ledger, self.session, self.payloads = fleet, ledger, session, payloads
+        self.fleet, self.ledger, self.session = fleet, ledger, session
+        self.payloads, self.lengths = payloads, lengths
         self.on_event, self.signals, self.hung_s = on_event, signals, hung_s
         self.lines: list[str] = []
         self._attempts: dict[str, int] = {}  # of this session
@@ -227,7 +230,7 @@ class _Loop:
 
     def _ready(self) -> list[scheduler.ReadyJob]:
         rows = [row for row in self.ledger.ready() if row.id in self.payloads]
-        return [scheduler.ReadyJob(row.id, row.workers, row.flops) for row in rows]
+        return [scheduler.ReadyJob(row.id, row.workers, self.lengths[row.id]) for row in rows]
 
     def _schedule(self) -> None:
         now = time.time()

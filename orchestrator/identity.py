@@ -37,6 +37,12 @@ def _of_model(model: ModelConfig) -> dict[str, Any]:
     return fields
 
 
+def of_trunk(cell_document: dict[str, Any], step: int) -> dict[str, Any]:
+    """The identity document of the steps a cell shares with every other budget: before the decay, up to `step`."""
+    recipe = {key: value for key, value in cell_document["recipe"].items() if key != "decay_fraction"}
+    return {**cell_document, "recipe": recipe, "steps": step, "trunk": True}
+
+
 def of_data(data: Data) -> dict[str, Any]:
     """The part of an identity document that a data source gives."""
     return _plain({"source": type(data).__name__, **data.identity()})

@@ -255,21 +255,27 @@ class Ledger:
             )
 
     def block(self) -> list[str]:
-        """Mark pending jobs that need a failed, diverged or blocked one as blocked. Returns their ids."""
+        """Mark pending jobs that need a failed or blocked one as blocked, and those of a diverged one as diverged.
+
+        What a trunk diverges in, each of its branches would have diverged in. Returns the ids.
+        """
         blocked: list[str] = []
         with self._transaction():
             while True:  # a blocked job blocks those after it in turn
                 rows = self._db.execute(
-                    "SELECT job_after.job_id, before.id, before.state FROM job_after"
+                    "SELECT job_after.job_id, before.id, before.state, before.cause FROM job_after"
                     " JOIN jobs ON jobs.id = job_after.job_id JOIN jobs AS before ON before.id = job_after.after_id"
                     " WHERE jobs.state = 'pending' AND before.state IN ('failed', 'diverged', 'blocked')"
                     " GROUP BY job_after.job_id"
                 ).fetchall()
                 if not rows:
                     return blocked
-                for job_id, before_id, state in rows:
+                for job_id, before_id, state, why in rows:
+                    after: State = "diverged" if state == "diverged" else "blocked"
                     cause = f"it needs job {before_id}, which is {state}"
-                    self._db.execute("UPDATE jobs SET state = 'blocked', cause = ? WHERE id = ?", (cause, job_id))
+                    if after == "diverged":
+                        cause = why if why.startswith("its trunk") else f"its trunk {before_id}: {why}"
+                    self._db.execute("UPDATE jobs SET state = ?, cause = ? WHERE id = ?", (after, cause, job_id))
                     blocked.append(job_id)
 
     # ---- anybody's side ----------------------------------------------------------------------------------------

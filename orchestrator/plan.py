@@ -2,31 +2,35 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from model import cost
-from orchestrator import identity, record
+from orchestrator import identity, record, scheduler, trunks
 from orchestrator.cells import Cell, expand
 from orchestrator.errors import InputError
 from orchestrator.study import Study
 from orchestrator.training.task import Task
+from orchestrator.trunks import Trunk
 
 
 @dataclass(frozen=True)
 class Job:
     """What Ray schedules. after: ids of jobs that must have finished. memory_bytes: of one worker.
 
-    flops: training FLOPs, or forward FLOPs of a measurement where known. seconds: from the cells of the same model that
-    this study has trained; None where there are none, and for measurements. A "measure" job runs in its cell's folder.
+    cell_id: of a trunk, the cell that leaves at its end. A "measure" job runs in its cell's folder. steps: completed at
+    the end; tokens: trained by this job alone. flops: training FLOPs, or forward FLOPs of a measurement where known.
+    seconds: from the cells of the same model that this study has trained; None where there are none.
     """
 
     id: str
-    kind: Literal["train", "measure"]
+    kind: Literal["train", "trunk", "measure"]
     cell_id: str
     after: tuple[str, ...]
     workers: int
+    steps: int
     tokens: int
     flops: float
     memory_bytes: float
@@ -35,18 +39,23 @@ class Job:
 
 @dataclass(frozen=True)
 class Known:
-    """What the ledger says of a job. busy_s: seconds of training and measuring, of all attempts."""
+    """What the ledger says of a job. busy_s: seconds of training and measuring, of all attempts.
+
+    tokens: planned, of this job alone. begun: whether it has trained a step.
+    """
 
     state: str
     busy_s: float
     tokens: int
+    begun: bool
 
 
 @dataclass(frozen=True)
 class Plan:
     """jobs: those still to run. changed: cell id → fields that differ from the nearest cell trained before.
 
-    lost: finished cells whose record and checkpoints are gone, so that they train again.
+    lost: finished jobs whose record and checkpoints are gone, so that they train again. separate: why budgets share no
+    trunk, None where they do or there is but one.
     """
 
     study: Study
@@ -57,6 +66,8 @@ class Plan:
     slots: int
     changed: dict[str, list[str]] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    trunks: tuple[tuple[Trunk, ...], ...] = ()
+    separate: str | None = None
 
     @property
     def missing(self) -> int:
@@ -65,17 +76,21 @@ class Plan:
 
     def totals(self) -> dict[str, Any]:
         """Sums over the jobs still to run. device_hours and the makespan's bound are None until a rate is known."""
-        seconds = [job.seconds for job in self.jobs]
-        known = [s for s in seconds if s is not None]
-        work = sum(s * job.workers for s, job in zip(known, self.jobs, strict=True)) if None not in seconds else None
+        known = {job.id: job.seconds for job in self.jobs if job.seconds is not None}
+        work = sum(known[job.id] * job.workers for job in self.jobs) if len(known) == len(self.jobs) else None
+        budgets = {cell.id: cell.budget_tokens for cell in self.cells}
         return {
             "tokens": sum(job.tokens for job in self.jobs),
-            "tokens_if_separate": sum(job.tokens for job in self.jobs),
+            "tokens_if_separate": sum(
+                budgets[job.cell_id] if job.after else job.tokens for job in self.jobs if job.kind != "trunk"
+            ),
             "flops": sum(job.flops for job in self.jobs),
             "device_hours": None if work is None else work / 3600,
             "price": None,
             "disk_bytes": self.disk_bytes,
-            "makespan_lower_bound_s": None if work is None else max([work / self.slots, *known]),
+            "makespan_lower_bound_s": None
+            if work is None
+            else max([work / self.slots, *scheduler.chains(self.jobs, known).values()]),
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -96,12 +111,13 @@ class Plan:
         ]
         return {
             "study": self.study.name,
-            "cells": [_row(cell) for cell in self.cells],
+            "cells": [{**_row(cell), "trunk": self._trunk_row(cell)} for cell in self.cells],
             "jobs": jobs,
             "totals": self.totals(),
             "missing": self.missing,
             "changed": self.changed,
             "lost": list(self.lost),
+            "separate": self.separate,
         }
 
     def study_document(self, source: Path) -> dict[str, Any]:
@@ -120,6 +136,7 @@ class Plan:
             "cells": [
                 {
                     **_row(cell),
+                    "trunk": self._trunk_row(cell),
                     "job_id": cell.id,
                     "windows": sorted({layer.window for layer in cell.model.layers if layer.window}),
                     "full_layers": [i for i, layer in enumerate(cell.model.layers) if layer.mixer == "full"],
@@ -127,27 +144,34 @@ class Plan:
                 }
                 for cell in self.cells
             ],
+            "trunks": [
+                {
+                    **{key: value for key, value in _row(trunk.cell).items() if key in ("arm", "size", "data", "seed")},
+                    **_trunk_row(trunk),
+                }
+                for line in self.trunks
+                for trunk in line
+            ],
         }
 
     def task(self, job: Job) -> Task:
         """The order a gang gets for a job."""
-        cell = next(cell for cell in self.cells if cell.id == job.cell_id)
+        cell = self._cell[job.cell_id]
         data = self.study.data[cell.data]
         machine = self.study.machine
-        evaluate_at, checkpoint_at = self.study.evaluations.steps(
-            cell.steps, self.study.recipe.batch_size * data.context
-        )
+        evaluate_at, checkpoint_at = self._measured_at(job, cell)
         return Task(
             kind=job.kind,
             job_id=job.id,
             cell_id=cell.id,
-            folder=self.folder / "jobs" / cell.id,
+            folder=self.folder / "jobs" / (job.id if job.kind == "trunk" else cell.id),
             model=cell.model,
             data=data,
             data_identity=cell.document["data"],
             recipe=self.study.recipe,
             seed=cell.seed,
-            steps=cell.steps,
+            steps=job.steps,
+            schedule_steps=cell.steps,
             measures=tuple((measurement_id(measure), measure) for measure in self.study.measures),
             evaluate_at=evaluate_at,
             checkpoint_at=checkpoint_at,
@@ -156,7 +180,35 @@ class Plan:
             micro_batch=machine.micro_batch,
             threads=machine.threads,
             log_every=machine.log_every,
+            trunk=self.folder / "jobs" / job.after[0] if job.after else None,
         )
+
+    def _measured_at(self, job: Job, cell: Cell) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(evaluate_at, checkpoint_at) of a job: a trunk's are those of all cells that leave at its end or later."""
+        evaluate, keep = set(), set()
+        for cell_id in self._trunk[job.id].cells if job.kind == "trunk" else (cell.id,):
+            other = self._cell[cell_id]
+            evaluate_at, checkpoint_at = self.study.evaluations.steps(other.steps, _tokens_per_step(other))
+            evaluate |= {step for step in evaluate_at if step <= job.steps}
+            keep |= {step for step in checkpoint_at if step <= job.steps}
+        return tuple(sorted(evaluate)), tuple(sorted(keep))
+
+    def _trunk_row(self, cell: Cell) -> dict[str, Any] | None:
+        """The trunk that a cell leaves where its own decay begins."""
+        trunk = self._leaves.get(cell.id)
+        return _trunk_row(trunk) if trunk else None
+
+    @cached_property
+    def _leaves(self) -> dict[str, Trunk]:
+        return {cell_id: trunk for line in self.trunks for trunk in line for cell_id in trunk.cells}
+
+    @cached_property
+    def _cell(self) -> dict[str, Cell]:
+        return {cell.id: cell for cell in self.cells}
+
+    @cached_property
+    def _trunk(self) -> dict[str, Trunk]:
+        return {trunk.id: trunk for line in self.trunks for trunk in line}
 
 
 def stored_document(root: Path, name: str) -> dict[str, Any]:
@@ -197,36 +249,71 @@ def make(
     cells = expand(study)
     earlier = earlier or {}
     paces = _seconds_a_token({cell.id: cell.document for cell in cells}, earlier, known)
-    jobs, changed, lost = [], {}, []
+    missing, measurements, changed = [], [], {}
+    lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()
+    lost = [
+        job_id
+        for job_id in (*(trunk.id for line in lines for trunk in line), *(cell.id for cell in cells))
+        if job_id in known and known[job_id].state == "finished" and _is_gone(folder / "jobs" / job_id)
+    ]
     for cell in cells:
         state = known.get(cell.id)
         if state is None and earlier:
             changed[cell.id] = _nearest_change(cell, earlier)
-        if state is None or state.state not in ("finished", "diverged"):
-            jobs.append(_train_job(study, cell, paces))
-        elif state.state == "finished" and _is_gone(folder / "jobs" / cell.id):
-            lost.append(cell.id)
-            jobs.append(_train_job(study, cell, paces))
+        if state is None or cell.id in lost or state.state not in ("finished", "diverged"):
+            missing.append(cell)
         elif state.state == "finished":
-            jobs += _measure_job(study, folder, cell)
-    training = {job.cell_id for job in jobs if job.kind == "train"}
-    disk = sum(_disk_bytes(study, cell) for cell in cells if cell.id in training)
+            measurements += _measure_job(study, folder, cell)
+    begun = {cell.id for cell in missing if cell.id in known and known[cell.id].begun and cell.id not in lost}
+    plan = trunks.branching(
+        lines,
+        study.recipe,
+        [cell for cell in missing if cell.id not in begun],
+        [job_id for job_id, job in known.items() if job.state == "finished" and job_id not in lost],
+    )
+    before = plan.before.get
+    jobs = [
+        *(
+            _job(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces)
+            for trunk in plan.trunks
+        ),
+        *(_job(study, "train", cell.id, cell, cell.steps, before(cell.id), paces) for cell in missing),
+        *measurements,
+    ]
+    by_id = {cell.id: cell for cell in cells}
+    disk = sum(_disk_bytes(study, by_id[job.cell_id], job) for job in jobs if job.kind != "measure")
     explained = {cell: why for cell, why in changed.items() if why}
-    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(lost))
+    separate = trunks.why_not(len(study.budgets), study.recipe, study.machine.share_trunks, lines)
+    used = [job_id for job_id in lost if any(job.id == job_id for job in jobs)]
+    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(used), lines, separate)
 
 
-def _train_job(study: Study, cell: Cell, paces: Mapping[str, float]) -> Job:
+def _tokens_per_step(cell: Cell) -> int:
+    return cell.budget_tokens // cell.steps
+
+
+def _job(
+    study: Study,
+    kind: Literal["train", "trunk"],
+    job_id: str,
+    cell: Cell,
+    steps: int,
+    before: Trunk | None,
+    paces: Mapping[str, float],
+) -> Job:
     pace = paces.get(_model_key(cell.document))
     machine = study.machine
     micro_batch = machine.micro_batch or study.recipe.batch_size // machine.workers
+    tokens = (steps - (before.steps if before else 0)) * _tokens_per_step(cell)
     return Job(
-        id=cell.id,
-        kind="train",
+        id=job_id,
+        kind=kind,
         cell_id=cell.id,
-        after=(),
+        after=(before.id,) if before else (),
         workers=machine.workers,
-        tokens=cell.budget_tokens,
-        flops=cost.training_flops(cell.model, cell.budget_tokens),
+        steps=steps,
+        tokens=tokens,
+        flops=cost.training_flops(cell.model, tokens),
         memory_bytes=cost.memory(
             cell.model,
             study.recipe.optimizer,
@@ -235,7 +322,7 @@ def _train_job(study: Study, cell: Cell, paces: Mapping[str, float]) -> Job:
             machine.workers,
             study.recipe.precision,
         ).total,
-        seconds=None if pace is None else cell.budget_tokens * pace,
+        seconds=None if pace is None else tokens * pace,
     )
 
 
@@ -266,13 +353,16 @@ def _measure_job(study: Study, folder: Path, cell: Cell) -> list[Job]:
     if not absent:
         return []
     job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
-    return [Job(job_id, "measure", cell.id, (), 1, 0, 0.0, 4.0 * cell.params, None)]
+    return [Job(job_id, "measure", cell.id, (), 1, cell.steps, 0, 0.0, 4.0 * cell.params, None)]
 
 
-def _disk_bytes(study: Study, cell: Cell) -> float:
-    """Weights of every kept checkpoint, optimizer state of the newest, and about 200 bytes a recorded number."""
-    evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, cell.budget_tokens // cell.steps)
-    lines = cell.steps / study.machine.log_every * 3 + len(evaluate_at) * 20 * len(study.measures)
+def _disk_bytes(study: Study, cell: Cell, job: Job) -> float:
+    """Weights of every checkpoint kept, optimizer state of the newest, and about 200 bytes a recorded number.
+
+    A branch keeps the trunk's checkpoints too: on one file system as links, which this counts as copies.
+    """
+    evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, _tokens_per_step(cell))
+    lines = job.steps / study.machine.log_every * 3 + len(evaluate_at) * 20 * len(study.measures)
     return 4.0 * cell.params * (len(checkpoint_at) + 3) + 200 * lines
 
 
@@ -283,14 +373,15 @@ def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[s
     return min((identity.differences(old["document"], cell.document) for old in alike), key=len, default=[])
 
 
+def _trunk_row(trunk: Trunk) -> dict[str, Any]:
+    return {"id": trunk.id, "tokens": trunk.steps * _tokens_per_step(trunk.cell)}
+
+
 def ledger_row(cell: Cell) -> dict[str, Any]:
     """What the ledger keeps of a cell, for `make(earlier=…)`."""
     return {**_row(cell), "document": cell.document}
 
 
 def _row(cell: Cell) -> dict[str, Any]:
-    row = asdict(cell)
-    return {
-        key: row[key]
-        for key in ("id", "arm", "size", "data", "budget_tokens", "seed", "params", "non_embedding_params")
-    }
+    columns = ("id", "arm", "size", "data", "budget_tokens", "seed", "params", "non_embedding_params")
+    return {key: getattr(cell, key) for key in columns}

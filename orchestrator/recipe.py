@@ -33,6 +33,10 @@ class Recipe(BaseModel):
     clip: float | None = Field(default=None, gt=0)
     precision: Literal["float32", "bfloat16"] = "float32"
 
+    def decay_starts(self, steps: int) -> int:
+        """Steps of `steps` before the decay. Up to there a longer training takes the same steps."""
+        return steps - round(self.decay_fraction * steps)
+
     def rate(self, step: int, steps: int) -> float:
         """Factor on the peak learning rate at a 0-based step of `steps`: in (0, 1]; linear up, flat, linear down."""
         up = (step + 1) / self.warmup_steps if self.warmup_steps else 1.0

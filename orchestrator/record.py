@@ -127,6 +127,15 @@ def exclusive(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
         os.close(handle)
 
 
+def adopt(path: Path, other: Path) -> None:
+    """Makes a record of all that another one measured, without its events. Whole or not at all."""
+    lines = [line for line in read(other) if "metrics" in line]
+    partial = path.with_suffix(".adopting")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_bytes(b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines))
+    partial.replace(path)
+
+
 class RecordWriter:
     """The one writer of a record. Cuts a torn last line and writes nothing the record already holds."""
 

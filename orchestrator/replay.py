@@ -19,6 +19,7 @@ from orchestrator.mlflow_store import BATCH, MlflowStore, Point, StoredRun, make
 from orchestrator.tracked_runs import CellState, Run, planned_runs, study_state
 
 OPEN = frozenset({"pending", "blocked"})
+KEYS = ("gridlaw.cell", "gridlaw.job", "gridlaw.kind")  # the first there is says which run it is: trunks have no cell
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Replay:
         """
         wanted = []
         for run in self.runs:
-            state = told.get(str(run.cell), CellState("pending"))
+            state = told.get(str(run.job), CellState("pending"))
             if leaving and state.state == "running":
                 state = replace(state, state="stopped")
             if state.state not in OPEN or _size(run.record) or self._notes[run.folder].run_id:
@@ -209,11 +210,11 @@ class Replay:
         store = MlflowStore(place, self._study, self._root / "mlartifacts")
         there: dict[str, StoredRun] = {}
         for stored in store.runs():
-            key = stored.tags.get("gridlaw.cell") or stored.tags.get("gridlaw.kind")
+            key = next((stored.tags[tag] for tag in KEYS if tag in stored.tags), None)
             if stored.tags.get("gridlaw.study") == self._study and key:
                 there.setdefault(key, stored)
         for run in [self.parent, *self.runs]:
-            key, note = run.cell or "study", self._notes[run.folder]
+            key, note = run.job or "study", self._notes[run.folder]
             found = there.pop(key) if key in there else None
             if found is None or note.run_id != found.run_id:
                 note = Note(self.uri, run_id=found.run_id if found else None)
@@ -237,16 +238,16 @@ class Replay:
         if note.state != state:
             tags = {"state": state.state, "cause": state.cause or "", "attempts": str(state.attempts)}
             store.tag(str(note.run_id), {f"gridlaw.{key}": value for key, value in tags.items()})
-            end = _last_time_ms(run.record) if run.cell else None
+            end = _last_time_ms(run.record) if run.job else None
             store.set_status(str(note.run_id), state.status, end or round(time.time() * 1000))
             self._note(run, state=state)
 
     def _shows_running(self, run: Run) -> bool:
         state = self._notes[run.folder].state
-        return run.cell is None or (state is not None and state.status == "RUNNING")
+        return run.job is None or (state is not None and state.status == "RUNNING")
 
     def _parent_tag(self, run: Run) -> dict[str, str]:
-        return {"mlflow.parentRunId": str(self._notes[self.parent.folder].run_id)} if run.cell else {}
+        return {"mlflow.parentRunId": str(self._notes[self.parent.folder].run_id)} if run.job else {}
 
     def _note(self, run: Run, **delivered: Any) -> Note:
         note = self._notes[run.folder] = replace(self._notes[run.folder], **delivered)

@@ -1,14 +1,16 @@
 """Which job starts where. Pure: it sees jobs, gangs and slots, and answers with actions; nothing here knows Ray.
 
-The longest ready job is placed first, and nothing behind a job that does not fit is started: slots drain until its
-whole gang fits. With jobs in order of length this starves nobody and costs at most one shorter job's time.
+The ready job with the longest way to go, all that waits for it included, is placed first, and nothing behind a job that
+does not fit is started: slots drain until its whole gang fits. With jobs in order of length this starves nobody and
+costs at most one shorter job's time.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from graphlib import TopologicalSorter
+from typing import Literal, Protocol
 
 MAX_ATTEMPTS = 3
 SAME_CAUSE_LIMIT = 3
@@ -16,11 +18,11 @@ SAME_CAUSE_LIMIT = 3
 
 @dataclass(frozen=True)
 class ReadyJob:
-    """flops: of the whole job; its length is flops / workers."""
+    """length: of the longest chain of jobs that begins with this one, in FLOPs a worker."""
 
     id: str
     workers: int
-    flops: float
+    length: float
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,28 @@ class Retire:
 Action = Start | Create | Retire
 
 
+class Chained(Protocol):
+    """A job and the ids of those it waits for."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def after(self) -> Collection[str]: ...
+
+
+def chains(jobs: Iterable[Chained], length: Mapping[str, float]) -> dict[str, float]:
+    """For each job the longest sum of lengths along jobs that wait for each other, from that job on."""
+    after = {job.id: job.after for job in jobs}
+    longest: dict[str, float] = dict.fromkeys(after, 0.0)  # while going through: of what comes after the job
+    for job_id in reversed(list(TopologicalSorter(after).static_order())):
+        if job_id in longest:
+            longest[job_id] += length[job_id]
+            for before in after[job_id]:
+                if before in longest:
+                    longest[before] = max(longest[before], longest[job_id])
+    return longest
+
+
 def decide(ready: Iterable[ReadyJob], gangs: Sequence[Gang], slots: int) -> list[Action]:
     """What to do now. After all actions, workers reserved never exceed `slots`.
 
@@ -59,7 +83,7 @@ def decide(ready: Iterable[ReadyJob], gangs: Sequence[Gang], slots: int) -> list
     actions: list[Action] = []
     free = slots - sum(gang.workers for gang in gangs)
     unclaimed = sorted((gang for gang in gangs if gang.state in ("idle", "starting")), key=lambda gang: gang.id)
-    for job in sorted(ready, key=lambda job: (-job.flops / job.workers, job.id)):
+    for job in sorted(ready, key=lambda job: (-job.length, job.id)):
         fitting = [gang for gang in unclaimed if gang.workers == job.workers]
         gang = next((gang for gang in fitting if gang.state == "idle"), None)
         if gang is not None:

@@ -99,7 +99,8 @@ class Machine(BaseModel):
     """How jobs are run; nothing here changes what is learnt, so nothing here is identity.
 
     workers: processes that train one job together. zero_stage: DeepSpeed ZeRO. micro_batch: sequences a worker puts
-    through at once, None for its whole share. threads: of one worker.
+    through at once, None for its whole share. threads: of one worker. share_trunks: whether budgets that differ in
+    their decay alone train the steps before it once.
     """
 
     model_config = STRICT
@@ -109,6 +110,7 @@ class Machine(BaseModel):
     micro_batch: int | None = Field(default=None, gt=0)
     threads: int = Field(default=1, gt=0)
     log_every: int = Field(default=10, gt=0)
+    share_trunks: bool = True
 
 
 class Question(BaseModel):

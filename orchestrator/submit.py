@@ -55,11 +55,11 @@ class _CellTracker:
 
 
 def cell_states(ledger: Ledger) -> "dict[str, CellState]":
-    """Where each cell the ledger knows stands: with its training job, whose id is the cell's."""
+    """Where each cell the ledger knows stands: with its training job, whose id is the cell's; trunks by theirs."""
     from orchestrator.tracked_runs import CellState
 
     rows = ledger.snapshot().values()
-    return {row.cell_id: CellState(row.state, row.cause, row.attempts) for row in rows if row.kind == "train"}
+    return {row.id: CellState(row.state, row.cause, row.attempts) for row in rows if row.kind != "measure"}
 
 
 def make_plan(study: Study, root: Path, slots: int) -> Plan:
@@ -69,7 +69,10 @@ def make_plan(study: Study, root: Path, slots: int) -> Plan:
     earlier: dict[str, dict[str, Any]] = {}
     if Ledger.is_at(folder / "ledger.db"):
         with Ledger.read(folder / "ledger.db") as ledger:
-            known = {job.id: Known(job.state, job.busy_s, job.tokens_done) for job in ledger.snapshot().values()}
+            known = {
+                job.id: Known(job.state, job.busy_s, job.tokens, job.tokens_done > 0)
+                for job in ledger.snapshot().values()
+            }
             earlier = ledger.cells()
     return planning.make(study, folder, known, earlier, slots)
 

@@ -27,14 +27,18 @@ class CellState:
 
 @dataclass(frozen=True)
 class Run:
-    """One MLflow run to be: a cell's, or the study's own (cell None). files: artifacts, sent once they exist."""
+    """One MLflow run to be: of a cell or a trunk (job: its id), or the study's (None). files: sent once they exist."""
 
-    cell: str | None
+    job: str | None
     name: str
     folder: Path
     tags: dict[str, str]
     params: dict[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+
+    @property
+    def is_cell(self) -> bool:
+        return self.tags["gridlaw.kind"] == "cell"
 
     @property
     def record(self) -> Path:
@@ -88,8 +92,9 @@ def planned_runs(folder: Path, document: Mapping[str, Any]) -> tuple[Run, list[R
     about = {"gridlaw.study": study, "gridlaw.kind": "study", "gridlaw.version": version}
     parent = Run(None, study, folder, about, files=(folder / "study.json",))
     runs = []
+    several = len({cell["data"] for cell in document["cells"]}) > 1
     for cell in document["cells"]:
-        plain = {key: value for key, value in cell.items() if key not in ("id", "job_id", "identity")}
+        plain = {key: value for key, value in cell.items() if key not in ("id", "job_id", "identity", "trunk")}
         arm = {key: arms[cell["arm"]][key] for key in ("pattern", "positions")}
         resolved = {"recipe": document["recipe"], **cell.get("identity", {})}
         job = folder / "jobs" / cell["job_id"]
@@ -99,15 +104,23 @@ def planned_runs(folder: Path, document: Mapping[str, Any]) -> tuple[Run, list[R
             "gridlaw.cell": cell["id"],
             "gridlaw.job": cell["job_id"],
         }
+        if cell.get("trunk"):
+            tags["gridlaw.trunk"] = cell["trunk"]["id"]
         runs.append(
             Run(cell["id"], names[cell["id"]], job, tags, flatten({**resolved, **plain, **arm}), (job / "config.json",))
         )
+    for trunk in document.get("trunks", []):
+        tags = {"gridlaw.study": study, "gridlaw.kind": "trunk", "gridlaw.job": trunk["id"]}
+        place = [trunk["arm"], trunk["size"], trunk["data"]] if several else [trunk["arm"], trunk["size"]]
+        name = " ".join([*place, f"trunk to {budget_words(trunk['tokens'])} seed {trunk['seed']}"])
+        plain = {key: value for key, value in trunk.items() if key != "id"}
+        runs.append(Run(trunk["id"], name, folder / "jobs" / trunk["id"], tags, flatten(plain)))
     return parent, runs
 
 
 def study_state(states: Mapping[str, CellState], runs: list[Run]) -> CellState:
     """Where a study stands once its driver has left."""
-    there = [states.get(str(run.cell), CellState("pending")).state for run in runs]
+    there = [states.get(str(run.job), CellState("pending")).state for run in runs if run.is_cell]
     if all(state == "finished" for state in there):
         return CellState("finished")
     bad = sum(state in ("failed", "diverged") for state in there)

@@ -109,6 +109,28 @@ def latest_committed(root: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
+def adopt(root: Path, other: Path, keep: Collection[int]) -> None:
+    """Makes `root`, which must not exist yet, hold another job's newest checkpoint and those of the steps to keep.
+
+    Files are linked where the file system can: a branch costs no disk for what its trunk holds. All of it or nothing.
+    Raises NoWholeCheckpoint where the other job's newest one is damaged.
+    """
+    folders = _folders(other)
+    try:
+        if not folders or not verify(folders[-1]).resumable:
+            raise ValueError("no optimizer state")
+    except ValueError as error:
+        raise NoWholeCheckpoint(f"{other}: the last checkpoint of the trunk is not whole ({error})") from None
+    partial = root.with_name(".adopting")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for folder in folders:
+        if folder is folders[-1] or int(folder.name.removeprefix("step-")) in keep:
+            shutil.copytree(folder, partial / folder.name, copy_function=_link)
+    partial.rename(root)
+    _sync(root.parent)
+
+
 def committed(root: Path) -> list[Checkpoint]:
     """Every whole checkpoint, oldest first, resumable or not."""
     whole = []
@@ -197,6 +219,13 @@ def _retire(root: Path, newest: int, keep: Collection[int]) -> None:
             (folder / ".manifest").replace(folder / MANIFEST)
             for name in states:
                 (folder / name).unlink(missing_ok=True)
+
+
+def _link(source: str, place: str) -> None:
+    try:
+        os.link(source, place)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, place)
 
 
 def _discard_partial(root: Path) -> None:

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 
 from model.lm import LanguageModel, build
+from orchestrator import record
 from orchestrator.errors import InputError
 from orchestrator.identity import differences, of_data
 from orchestrator.measure import Measure, Measurement
-from orchestrator.record import RecordWriter, exclusive, to_parquet
+from orchestrator.record import RecordWriter
 from orchestrator.training import checkpoint
 from orchestrator.training.checkpoint import Checkpoint
 from orchestrator.training.engine import Engine, from_first_rank
@@ -39,7 +40,7 @@ def run(
     tell = progress or (lambda tokens: None)
     _check_data(task)
     with ExitStack() as held:
-        from_first_rank(lambda: held.enter_context(exclusive(task.folder)), task.workers)
+        from_first_rank(lambda: held.enter_context(record.exclusive(task.folder)), task.workers)
         if task.kind == "measure":
             if rank == 0:
                 return _measure_stored(task, should_stop, tell, device)
@@ -60,6 +61,7 @@ class _Training:
         self.keep = {*task.checkpoint_at, task.steps}
         self.train_s = self.measure_s = 0.0
 
+        from_first_rank(self._branch_off, task.workers)
         found, skipped = from_first_rank(lambda: checkpoint.latest_committed(self.root), task.workers)
         self.model = build(task.model, task.seed, device)
         if found:
@@ -88,7 +90,7 @@ class _Training:
         progress(step * self.tokens_per_step)
         while step < task.steps:
             began = time.perf_counter()
-            factor = recipe.rate(step, task.steps)
+            factor = recipe.rate(step, task.schedule_steps or task.steps)
             own_loss = engine.step(task.data.batch(task.seed, step, engine.rows), factor)
             due = time.monotonic() - saved_at >= SAVE_EVERY_S
             loss, sound, stop, due = engine.agree(own_loss, should_stop(), due and self.rank == 0)
@@ -123,12 +125,20 @@ class _Training:
         if self.record:
             self.record.close()
 
-    def _say_where_from(self, record: RecordWriter, skipped: list[str]) -> None:
-        if self.start == 0:
+    def _branch_off(self) -> None:
+        """Takes over what the trunk left, unless this job has checkpoints of its own."""
+        if self.task.trunk and not self.root.exists():
+            record.adopt(self.task.folder / "record.jsonl", self.task.trunk / "record.jsonl")
+            checkpoint.adopt(self.root, self.task.trunk / "checkpoints", self.keep)
+
+    def _say_where_from(self, lines: RecordWriter, skipped: list[str]) -> None:
+        if self.task.trunk and lines.last_event is None:
+            lines.event(self.start, "started", f"branched off trunk {self.task.trunk.name} at step {self.start}")
+        elif self.start == 0:
             again = "no checkpoint was committed before; from step 0 again"
-            record.event(0, "started", again if record.last_event else None)
-        elif not (self.start == self.task.steps and record.last_event == "finished"):
-            record.event(self.start, "resumed", f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped))
+            lines.event(0, "started", again if lines.last_event else None)
+        elif not (self.start == self.task.steps and lines.last_event == "finished"):
+            lines.event(self.start, "resumed", f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped))
 
     def _measure(self, step: int, progress: Callable[[int], None]) -> None:
         """Runs the measures that the record lacks at this step, on rank 0 while the others wait for the next one."""
@@ -161,7 +171,7 @@ class _Training:
             if not (state == "finished" and self.record.last_event == "finished"):
                 self.record.event(step, state, cause)
             self.record.sync()
-            to_parquet(self.task.folder / "record.jsonl", self.task.folder / "record.parquet")
+            record.to_parquet(self.task.folder / "record.jsonl", self.task.folder / "record.parquet")
         busy_s = self.train_s + self.measure_s
         return Outcome(state, cause, step * self.tokens_per_step, busy_s, self.train_s, self.measure_s)
 
@@ -212,11 +222,11 @@ def _measure_stored(
     tokens = stored[-1].step * tokens_per_step
     model = build(task.model, task.seed, device)
     state: Literal["finished", "stopped"] = "finished"
-    with closing(RecordWriter(task.folder / "record.jsonl", tokens_per_step)) as record:
+    with closing(RecordWriter(task.folder / "record.jsonl", tokens_per_step)) as lines:
         for identity, measure in task.measures:
             results = []
             for found in stored:
-                if record.holds(measure.name, found.step, identity):
+                if lines.holds(measure.name, found.step, identity):
                     continue
                 if should_stop():
                     state = "stopped"
@@ -227,8 +237,8 @@ def _measure_stored(
             if state == "stopped":
                 break
             for step, result in results:
-                record.measured(step, measure.name, result.metrics, identity, result.rows)
-        record.sync()
-        to_parquet(task.folder / "record.jsonl", task.folder / "record.parquet")
+                lines.measured(step, measure.name, result.metrics, identity, result.rows)
+        lines.sync()
+        record.to_parquet(task.folder / "record.jsonl", task.folder / "record.parquet")
     busy_s = time.perf_counter() - began
     return Outcome(state, None, tokens, busy_s, 0.0, busy_s)

@@ -15,13 +15,16 @@ class Task:
     """One job for one gang.
 
     kind: "train" trains a cell from its last committed checkpoint (or from step 0) to `steps`, measuring on the way;
-    "measure" runs `measures` on the stored checkpoints of `folder`, training nothing.
+    "trunk" trains what several budgets share, in the same way; "measure" runs `measures` on the stored checkpoints of
+    `folder`, training nothing.
     folder: jobs/<id>. data_identity: of the data the cell's identity counts on, `identity.of_data` when it was planned.
+    schedule_steps: the length the learning rate's schedule is laid out for, None for `steps`.
     evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
     micro_batch: sequences a worker puts through at once; None for all of its share. log_every: steps.
+    trunk: folder of the finished trunk that a job without checkpoints of its own starts from.
     """
 
-    kind: Literal["train", "measure"]
+    kind: Literal["train", "trunk", "measure"]
     job_id: str
     cell_id: str
     folder: Path
@@ -39,6 +42,8 @@ class Task:
     micro_batch: int | None = None
     threads: int = 1
     log_every: int = 10
+    schedule_steps: int | None = None
+    trunk: Path | None = None
 
 
 @dataclass(frozen=True)

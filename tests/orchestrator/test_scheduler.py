@@ -23,8 +23,8 @@ def test_the_longest_job_gets_the_idle_gang() -> None:
     assert decide(ready, [Gang(1, 1, "idle"), Gang(2, 1, "idle")], 2) == [Start("long", 1), Start("middle", 2)]
 
 
-def test_length_is_work_over_workers() -> None:
-    ready = [ReadyJob("wide", 4, 8.0), ReadyJob("narrow", 1, 3.0)]
+def test_the_longest_is_first_whatever_its_width() -> None:
+    ready = [ReadyJob("wide", 4, 2.0), ReadyJob("narrow", 1, 3.0)]
     assert decide(ready, [Gang(1, 1, "idle"), Gang(2, 4, "idle")], 5) == [Start("narrow", 1), Start("wide", 2)]
 
 

@@ -138,7 +138,7 @@ def test_a_changed_identity_is_explained_by_its_field(changes, field, tmp_path):
 
 def test_finished_cells_are_not_planned_again(tmp_path):
     one, two = make_study(), make_study(seeds=[0, 1, 2])
-    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(one)}
+    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens, True) for cell in cells.expand(one)}
     records = [write_record(tmp_path / "jobs" / cell_id) for cell_id in known]
     assert plan.make(one, tmp_path, known).jobs == ()
     grown = plan.make(two, tmp_path, known)
@@ -154,7 +154,7 @@ def test_finished_cells_are_not_planned_again(tmp_path):
 
 def test_a_changed_budget_is_timed_by_what_the_same_model_took(tmp_path):
     before = cells.expand(make_study())
-    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in before}
+    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens, True) for cell in before}
     earlier = {cell.id: plan.ledger_row(cell) for cell in before}
     longer = plan.make(make_study(budgets=[12800]), tmp_path, known, earlier)
     assert [job.seconds for job in longer.jobs] == [pytest.approx(4.0)] * 4
@@ -164,7 +164,7 @@ def test_a_changed_budget_is_timed_by_what_the_same_model_took(tmp_path):
 
 def test_a_new_measure_plans_measurements_only(tmp_path):
     grid = make_study()
-    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(grid)}
+    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens, True) for cell in cells.expand(grid)}
     for cell_id in known:
         write_record(tmp_path / "jobs" / cell_id)
     made = plan.make(make_study(measures=[Count(documents=9)]), tmp_path, known)
