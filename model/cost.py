@@ -100,6 +100,13 @@ def matched(config: ModelConfig) -> ModelConfig:
     return replace(config, layers=tuple(layers))
 
 
+def match_residual(config: ModelConfig) -> float:
+    """How far a layer's parameters are from those of a full-attention layer, as a share of it, where it is farthest."""
+    full = sum(mixer_of(Layer("full")).parameters(config, Layer("full"))) + _mlp_matrices(config, Layer("full"))
+    sizes = (sum(mixer_of(layer).parameters(config, layer)) + _mlp_matrices(config, layer) for layer in config.layers)
+    return max((size / full - 1 for size in sizes), key=abs)
+
+
 def decoding_state(config: ModelConfig, length: int) -> int:
     """Numbers a sequence keeps while it is decoded, after `length` tokens: keys and values, states, convolutions."""
     return sum(mixer_of(layer).state(config, layer, length) for layer in config.layers)

@@ -111,7 +111,14 @@ class Plan:
         ]
         return {
             "study": self.study.name,
-            "cells": [{**_row(cell), "trunk": self._trunk_row(cell)} for cell in self.cells],
+            "cells": [
+                {
+                    **_row(cell),
+                    "trunk": self._trunk_row(cell),
+                    "match_residual": cost.match_residual(cell.model),
+                }
+                for cell in self.cells
+            ],
             "jobs": jobs,
             "totals": self.totals(),
             "missing": self.missing,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from model.cost import match_residual
 from orchestrator.cells import expand
 from orchestrator.study import load
 
@@ -21,6 +22,13 @@ def test_recall_studies(name: str, cells: int) -> None:
     assert any("Key shift" in note for note in study.notes)
     # No window reaches as far as the question asks.
     assert all(layer.window is None or layer.window <= 128 for cell in grid for layer in cell.model.layers)
+
+
+def test_seven_arms_have_the_parameters_of_full_attention() -> None:
+    grid = expand(load(STUDIES / "seven_arms.py"))
+    assert [cell.arm for cell in grid[:7]] == ["full", "swa-8", "swa-32", "swa-128", "lightning", "mamba2", "gdn"]
+    assert all(abs(match_residual(cell.model)) < 0.01 for cell in grid)
+    assert all(cell.params == pytest.approx(grid[0].params, rel=0.001) for cell in grid)
 
 
 def test_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

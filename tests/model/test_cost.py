@@ -10,6 +10,7 @@ from model.cost import (
     bytes_per_parameter,
     forward_flops_per_token,
     layer_flops,
+    match_residual,
     matched,
     memory,
     parameters,
@@ -53,6 +54,15 @@ def test_paper_sizes_have_the_paper_parameters(size):
     assert counts.non_embedding == expected
     assert sum(p.numel() for p in model.parameters()) == counts.total == expected + 2 * 32_000 * config.d_model
     assert sum(p.numel() for name, p in model.named_parameters() if name.startswith(("blocks", "norm"))) == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mixer", ["swa-128", "swa-512", "swa-2048", "lightning", "mamba2", "gdn"])
+def test_every_arm_at_every_size_is_counted_and_matched(size, mixer):
+    config = matched(paper(size, f"{mixer} full"))
+    assert abs(match_residual(config)) < 0.01
+    assert parameters(config).total == sum(p.numel() for p in built(config).parameters())
+    assert parameters(config).non_embedding == pytest.approx(SIZES[size][3], rel=0.01)
 
 
 @pytest.mark.parametrize(
