@@ -46,7 +46,7 @@ study = Study(
     notes=[
         "Key shift: every softmax layer adds a learned multiple of the previous token's key to each key. Without it "
         "these small models learnt no recall in 4.9 M tokens; the paper's models have no such shift.",
-        "The recurrent mixers carry a state over any distance: what is out of every window's reach is not out of theirs.",
+        "Recurrent mixers carry a state over any distance: what is out of every window's reach is not out of theirs.",
         "Two seeds an arm show directions, not intervals worth relying on.",
     ],
 )

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,8 +126,9 @@ def run(
         try:
             _check_fits(workers, fleet.slots)
             session = ledger.start_session(fleet.slots, options.address, started)
-            lengths = scheduler.chains(missing, {job.id: job.flops / job.workers for job in missing})
-            loop = _Loop(fleet, ledger, session, payloads, lengths, on_event, signals, hung_s)
+            finished = [row.id for row in ledger.snapshot().values() if row.state == "finished"]
+            queue = scheduler.Queue(missing, finished)
+            loop = _Loop(fleet, ledger, session, payloads, queue, on_event, signals, hung_s)
             loop.run(tracker.start if tracker is not None else lambda: None)
         finally:
             fleet.close()
@@ -178,19 +179,19 @@ class _Loop:
         ledger: Ledger,
         session: int,
         payloads: Mapping[str, bytes],
-        lengths: Mapping[str, float],
+        queue: scheduler.Queue,
         on_event: Callable[[Event], None],
         signals: _Signals,
         hung_s: float,
     ) -> None:
         self.fleet, self.ledger, self.session = fleet, ledger, session
-        self.payloads, self.lengths = payloads, lengths
+        self.payloads, self.queue = payloads, queue
         self.on_event, self.signals, self.hung_s = on_event, signals, hung_s
         self.lines: list[str] = []
         self._attempts: dict[str, int] = {}  # of this session
         self._port_tries: dict[str, int] = {}
         self._failures: list[str] = []
-        self._ready_since: dict[str, float] = {}
+        self._ready_since: dict[str, float] = dict.fromkeys((job.id for job in queue.ready), time.time())
         self._free_since: dict[int, float] = {}
         self._warm: set[int] = set()
         self._broken: str | None = None
@@ -213,7 +214,7 @@ class _Loop:
                 self.on_event(Event("stopping", None, f"{self.signals.first.name}: checkpointing {len(running)} jobs"))
                 for gang in running:
                     self.fleet.stop(gang)
-            if not running and (self._stop_at is not None or self._broken or not self._ready()):
+            if not running and (self._stop_at is not None or self._broken or not self.queue.ready):
                 return
             if self._stop_at is not None and time.monotonic() > self._stop_at:
                 for job_id in running.values():
@@ -228,17 +229,9 @@ class _Loop:
             if self._stop_at is None and not self._broken:
                 self._schedule()
 
-    def _ready(self) -> list[scheduler.ReadyJob]:
-        rows = [row for row in self.ledger.ready() if row.id in self.payloads]
-        return [scheduler.ReadyJob(row.id, row.workers, self.lengths[row.id]) for row in rows]
-
     def _schedule(self) -> None:
-        now = time.time()
-        ready = self._ready()
-        for job in ready:
-            self._ready_since.setdefault(job.id, now)
         gangs = [scheduler.Gang(*gang) for gang in self.fleet.gangs()]
-        actions = scheduler.decide(ready, gangs, self.fleet.slots)
+        actions = scheduler.decide(self.queue.ready, gangs, self.fleet.slots)
         for action in actions:
             match action:
                 case scheduler.Create(workers):
@@ -252,6 +245,7 @@ class _Loop:
 
     def _start(self, job_id: str, gang_id: int) -> None:
         available = max(self._ready_since.pop(job_id), self._free_since.get(gang_id, 0.0))
+        self.queue.take(job_id)
         warm = gang_id in self._warm
         self.ledger.start_attempt(job_id, self.session, gang_id, warm=warm, available=available)
         self._attempts[job_id] = self._attempts.get(job_id, 0) + 1
@@ -286,7 +280,9 @@ class _Loop:
             ),
         )
         self.on_event(Event(outcome.state, job_id, outcome.cause or ""))
-        if job == "diverged":
+        if job == "finished":
+            self._now_ready(self.queue.finished(job_id))
+        elif job == "diverged":
             self._block()
 
     def _fail(self, job_id: str, failure: Failure) -> None:
@@ -299,12 +295,16 @@ class _Loop:
             AttemptEnd("lost" if failure.kind == "lost" else "failed", "pending" if again else "failed", failure.cause),
         )
         if again:
+            self._now_ready([self.queue.put_back(job_id)])
             self.on_event(Event("retried", job_id, failure.cause))
             return
         self.on_event(Event("failed", job_id, failure.cause + ("\n" + failure.detail if failure.detail else "")))
         self._failures.append(failure.cause)
         self._block()
         self._break_if_repeated()
+
+    def _now_ready(self, job_ids: Iterable[str]) -> None:
+        self._ready_since |= dict.fromkeys(job_ids, time.time())
 
     def _block(self) -> None:
         for job_id in self.ledger.block():

@@ -310,14 +310,15 @@ def _job(
 ) -> Job:
     pace = paces.get(_model_key(cell.document))
     machine = study.machine
-    micro_batch = machine.micro_batch or study.recipe.batch_size // machine.workers
+    workers = machine.workers_of(cell.size)
+    micro_batch = machine.micro_batch or study.recipe.batch_size // workers
     tokens = (steps - (before.steps if before else 0)) * _tokens_per_step(cell)
     return Job(
         id=job_id,
         kind=kind,
         cell_id=cell.id,
         after=(before.id,) if before else (),
-        workers=machine.workers,
+        workers=workers,
         steps=steps,
         tokens=tokens,
         flops=cost.training_flops(cell.model, tokens),
@@ -326,7 +327,7 @@ def _job(
             study.recipe.optimizer,
             micro_batch,
             machine.zero_stage,
-            machine.workers,
+            workers,
             study.recipe.precision,
         ).total,
         seconds=None if pace is None else tokens * pace,

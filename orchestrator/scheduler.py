@@ -6,7 +6,8 @@ costs at most one shorter job's time.
 """
 
 import re
-from collections import Counter
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -53,16 +54,60 @@ class Retire:
 Action = Start | Create | Retire
 
 
-class Chained(Protocol):
-    """A job and the ids of those it waits for."""
+class PlannedJob(Protocol):
+    """A job, the ids of those it waits for, and how much work it is."""
 
     @property
     def id(self) -> str: ...
     @property
     def after(self) -> Collection[str]: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def flops(self) -> float: ...
 
 
-def chains(jobs: Iterable[Chained], length: Mapping[str, float]) -> dict[str, float]:
+class Queue:
+    """The jobs that can start, the one with the longest way to go first, kept so while jobs end.
+
+    A job is ready once all it waits for has finished; `after` a job that is neither among `jobs` nor finished, never.
+    """
+
+    def __init__(self, jobs: Iterable[PlannedJob], finished: Collection[str]) -> None:
+        jobs, done = list(jobs), set(finished)
+        lengths = chains(jobs, {job.id: job.flops / job.workers for job in jobs})
+        self._jobs = {job.id: ReadyJob(job.id, job.workers, lengths[job.id]) for job in jobs}
+        self._waits = {job.id: set(job.after) - done for job in jobs}
+        self._behind: dict[str, list[str]] = defaultdict(list)
+        for job in jobs:
+            for before in job.after:
+                self._behind[before].append(job.id)
+        self.ready = sorted((self._jobs[job.id] for job in jobs if not self._waits[job.id]), key=_order)
+
+    def take(self, job_id: str) -> None:
+        """A job starts."""
+        del self.ready[bisect_left(self.ready, _order(self._jobs[job_id]), key=_order)]
+
+    def put_back(self, job_id: str) -> str:
+        """A job that was taken can start again."""
+        insort(self.ready, self._jobs[job_id], key=_order)
+        return job_id
+
+    def finished(self, job_id: str) -> list[str]:
+        """A job has finished: the ids of those that can start now."""
+        free = []
+        for behind in self._behind[job_id]:
+            self._waits[behind].discard(job_id)
+            if not self._waits[behind]:
+                free.append(self.put_back(behind))
+        return free
+
+
+def _order(job: ReadyJob) -> tuple[float, str]:
+    return -job.length, job.id
+
+
+def chains(jobs: Iterable[PlannedJob], length: Mapping[str, float]) -> dict[str, float]:
     """For each job the longest sum of lengths along jobs that wait for each other, from that job on."""
     after = {job.id: job.after for job in jobs}
     longest: dict[str, float] = dict.fromkeys(after, 0.0)  # while going through: of what comes after the job
@@ -83,7 +128,7 @@ def decide(ready: Iterable[ReadyJob], gangs: Sequence[Gang], slots: int) -> list
     actions: list[Action] = []
     free = slots - sum(gang.workers for gang in gangs)
     unclaimed = sorted((gang for gang in gangs if gang.state in ("idle", "starting")), key=lambda gang: gang.id)
-    for job in sorted(ready, key=lambda job: (-job.length, job.id)):
+    for job in sorted(ready, key=_order):
         fitting = [gang for gang in unclaimed if gang.workers == job.workers]
         gang = next((gang for gang in fitting if gang.state == "idle"), None)
         if gang is not None:

@@ -22,6 +22,7 @@ STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=Fals
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 LONGEST_NAME = 80
 MOST_EVALUATIONS = 10_000
+PositiveInt = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(pattern=NAME, max_length=LONGEST_NAME)]
 
 
@@ -98,19 +99,22 @@ class Evaluations(BaseModel):
 class Machine(BaseModel):
     """How jobs are run; nothing here changes what is learnt, so nothing here is identity.
 
-    workers: processes that train one job together. zero_stage: DeepSpeed ZeRO. micro_batch: sequences a worker puts
-    through at once, None for its whole share. threads: of one worker. share_trunks: whether budgets that differ in
-    their decay alone train the steps before it once.
+    workers: processes that train one job together, or that number by size {"S1": 1, "S5": 8}. zero_stage: DeepSpeed
+    ZeRO. micro_batch: sequences a worker puts through at once, None for its whole share. threads: of one worker.
+    share_trunks: whether budgets that differ in their decay alone train the steps before it once.
     """
 
     model_config = STRICT
 
-    workers: int = Field(default=1, gt=0)
+    workers: PositiveInt | dict[str, PositiveInt] = 1
     zero_stage: Literal[0, 1, 2] = 0
     micro_batch: int | None = Field(default=None, gt=0)
     threads: int = Field(default=1, gt=0)
     log_every: int = Field(default=10, gt=0)
     share_trunks: bool = True
+
+    def workers_of(self, size: str) -> int:
+        return self.workers if isinstance(self.workers, int) else self.workers[size]
 
 
 class Question(BaseModel):
@@ -233,10 +237,20 @@ class Study(BaseModel):
                 f"make a study of each"
             )
         check_recipe(self.recipe, self.machine.zero_stage)
-        share, rest = divmod(self.recipe.batch_size, self.machine.workers)
+        if isinstance(self.machine.workers, dict) and set(self.machine.workers) != {size.name for size in self.sizes}:
+            names = ", ".join(size.name for size in self.sizes)
+            raise ValueError(
+                f"machine.workers: given for {', '.join(self.machine.workers)}; give one for each of {names}"
+            )
+        for size in self.sizes:
+            self._fits_workers(self.machine.workers_of(size.name))
+        return self
+
+    def _fits_workers(self, workers: int) -> None:
+        share, rest = divmod(self.recipe.batch_size, workers)
         if rest:
             raise ValueError(
-                f"machine.workers: {self.machine.workers} does not divide batch_size {self.recipe.batch_size}; "
+                f"machine.workers: {workers} does not divide batch_size {self.recipe.batch_size}; "
                 f"choose a divisor of it"
             )
         if self.machine.micro_batch and share % self.machine.micro_batch:
@@ -244,7 +258,6 @@ class Study(BaseModel):
                 f"machine.micro_batch: {self.machine.micro_batch} does not divide a worker's {share} sequences a step; "
                 f"choose a divisor of it"
             )
-        return self
 
     def model_of(self, arm: Arm, size: Size, data: Any) -> ModelConfig:
         """The decoder of one arm at one size on one data source."""

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,23 +42,26 @@ class _CellTracker:
     waiting: "Pending | None" = None
 
     def start(self) -> None:
-        self.update()
+        self.tracker.update(cell_states(self.ledger))
         self.tracker.start()
 
-    def update(self) -> None:
-        self.tracker.update(cell_states(self.ledger))
+    def update(self, job_id: str) -> None:
+        self.tracker.update(cell_states(self.ledger, [job_id]))
 
     def stop(self, timeout: float) -> Any:
-        self.update()
+        self.tracker.update(cell_states(self.ledger))
         self.waiting = self.tracker.stop(timeout)
         return self.waiting
 
 
-def cell_states(ledger: Ledger) -> "dict[str, CellState]":
-    """Where each cell the ledger knows stands: with its training job, whose id is the cell's; trunks by theirs."""
+def cell_states(ledger: Ledger, job_ids: Collection[str] | None = None) -> "dict[str, CellState]":
+    """Where each cell the ledger knows stands: with its training job, whose id is the cell's; trunks by theirs.
+
+    job_ids: of these alone.
+    """
     from orchestrator.tracked_runs import CellState
 
-    rows = ledger.snapshot().values()
+    rows = ledger.snapshot(job_ids).values()
     return {row.id: CellState(row.state, row.cause, row.attempts) for row in rows if row.kind != "measure"}
 
 
@@ -109,7 +112,8 @@ def submit(
                 tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger)
 
                 def told(event: "Event") -> None:
-                    tracker.update()
+                    if event.job_id is not None:
+                        tracker.update(event.job_id)
                     on_event(event)
 
                 result = driver.run(

@@ -43,8 +43,8 @@ class Tracker:
         self._thread.start()
 
     def update(self, states: Mapping[str, CellState]) -> None:
-        """Tells where the cells stand; cells not named are pending."""
-        self._states = dict(states)
+        """Tells where cells stand; those never named are pending."""
+        self._states = {**self._states, **states}
 
     def stop(self, timeout_s: float) -> Pending:
         """Delivers what is left, at most for `timeout_s`, and leaves no run RUNNING; what could not be delivered.
