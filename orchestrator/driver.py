@@ -36,11 +36,23 @@ class Tracking(Protocol):
     def stop(self, timeout: float) -> Any: ...
 
 
+class Tuner(Protocol):
+    """What finds learning rates while jobs run (`orchestrator.tuning.tuner.Tuner`)."""
+
+    def begin(self) -> None: ...
+    def is_trial(self, job_id: str) -> bool: ...
+    def decides(self, task: Task) -> bool: ...
+    def task(self, task: Task) -> Task: ...
+    def ended(self, job_id: str) -> None: ...
+
+
 @dataclass(frozen=True)
 class Event:
     """Something to tell the user. job_id: None where it concerns the whole run."""
 
-    kind: Literal["fleet", "started", "finished", "diverged", "stopped", "retried", "failed", "blocked", "stopping"]
+    kind: Literal[
+        "fleet", "started", "finished", "diverged", "stopped", "retried", "failed", "blocked", "stopping", "tuned"
+    ]
     job_id: str | None
     text: str
 
@@ -86,6 +98,7 @@ def run(
     cells: Mapping[str, Mapping[str, Any]] | None = None,
     study_folder: Path | None = None,
     tracker: Tracking | None = None,
+    tuner: Tuner | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     started: float | None = None,
     hung_s: float = HUNG_S,
@@ -94,12 +107,15 @@ def run(
 
     cells: what the ledger keeps of each cell. study_folder: whose modules travel to the workers by value. started: unix
     seconds from which the makespan counts. hung_s: a job whose tokens stand still for so long counts as lost.
-    Raises InputError before anything is started.
+    tuner: gives tasks their learning rate when they start. Raises InputError before anything is started, and where a
+    tuning trial does not measure what is tuned.
     """
     ledger.recover()
     ledger.add(jobs, cells)
     ids = [job.id for job in jobs]
     ledger.retry(ids)
+    if tuner is not None:
+        tuner.begin()
     ledger.block()
     rows = ledger.snapshot(ids)
     missing = [job for job in jobs if rows[job.id].state == "pending"]
@@ -113,8 +129,7 @@ def run(
         _check_fits(workers, options.slots())
     if study_folder is not None:
         cluster.ship_by_value(study_folder)
-    tasks = [task_of(job) for job in missing]
-    payloads = {task.job_id: cluster.pack(replace(task, folder=task.folder.resolve())) for task in tasks}
+    orders = _Orders([task_of(job) for job in missing], tuner)
     with _Signals() as signals, ExitStack() as held:
         if tracker is not None:
             held.callback(lambda: tracker.stop(1.0 if signals.first else DELIVERY_S))
@@ -127,7 +142,7 @@ def run(
             _check_fits(workers, fleet.slots)
             session = ledger.start_session(fleet.slots, options.address, started)
             lengths = scheduler.chains(missing, {job.id: job.flops / job.workers for job in missing})
-            loop = _Loop(fleet, ledger, session, payloads, lengths, on_event, signals, hung_s)
+            loop = _Loop(fleet, ledger, session, orders, tuner, lengths, on_event, signals, hung_s)
             loop.run(tracker.start if tracker is not None else lambda: None)
         finally:
             fleet.close()
@@ -139,6 +154,24 @@ def run(
 def _check_fits(workers: int, slots: int) -> None:
     if workers > slots:
         raise InputError(f"machine.workers: {workers} do not fit on {slots} slots; lower it or raise --cpus")
+
+
+class _Orders:
+    """What gangs are sent, packed once for all, except where a task gets its rate only when it starts."""
+
+    def __init__(self, tasks: Sequence[Task], tuner: Tuner | None) -> None:
+        tasks = [replace(task, folder=task.folder.resolve()) for task in tasks]
+        self._tuner = tuner
+        self._open = {task.job_id: task for task in tasks if tuner is not None and tuner.decides(task)}
+        self._packed = {task.job_id: cluster.pack(task) for task in tasks if task.job_id not in self._open}
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._packed or job_id in self._open
+
+    def packed(self, job_id: str) -> bytes:
+        if self._tuner is not None and job_id in self._open:
+            return cluster.pack(self._tuner.task(self._open[job_id]))
+        return self._packed[job_id]
 
 
 class _Signals:
@@ -177,14 +210,15 @@ class _Loop:
         fleet: Fleet,
         ledger: Ledger,
         session: int,
-        payloads: Mapping[str, bytes],
+        orders: _Orders,
+        tuner: Tuner | None,
         lengths: Mapping[str, float],
         on_event: Callable[[Event], None],
         signals: _Signals,
         hung_s: float,
     ) -> None:
         self.fleet, self.ledger, self.session = fleet, ledger, session
-        self.payloads, self.lengths = payloads, lengths
+        self.orders, self.tuner, self.lengths = orders, tuner, lengths
         self.on_event, self.signals, self.hung_s = on_event, signals, hung_s
         self.lines: list[str] = []
         self._attempts: dict[str, int] = {}  # of this session
@@ -229,7 +263,7 @@ class _Loop:
                 self._schedule()
 
     def _ready(self) -> list[scheduler.ReadyJob]:
-        rows = [row for row in self.ledger.ready() if row.id in self.payloads]
+        rows = [row for row in self.ledger.ready() if row.id in self.orders]
         return [scheduler.ReadyJob(row.id, row.workers, self.lengths[row.id]) for row in rows]
 
     def _schedule(self) -> None:
@@ -256,7 +290,7 @@ class _Loop:
         self.ledger.start_attempt(job_id, self.session, gang_id, warm=warm, available=available)
         self._attempts[job_id] = self._attempts.get(job_id, 0) + 1
         self._warm.add(gang_id)
-        self.fleet.start(gang_id, job_id, self.payloads[job_id])
+        self.fleet.start(gang_id, job_id, self.orders.packed(job_id))
         self.on_event(Event("started", job_id, f"on gang {gang_id}"))
 
     def _handle(self, event: Any) -> None:
@@ -273,6 +307,8 @@ class _Loop:
 
     def _end(self, job_id: str, outcome: Outcome) -> None:
         job: State = "pending" if outcome.state == "stopped" else outcome.state
+        if job == "diverged" and self.tuner is not None and self.tuner.is_trial(job_id):
+            job = "finished"  # with no loss, which is all that the others need to know
         self.ledger.end_attempt(
             job_id,
             AttemptEnd(
@@ -286,7 +322,10 @@ class _Loop:
             ),
         )
         self.on_event(Event(outcome.state, job_id, outcome.cause or ""))
-        if job == "diverged":
+        if self.tuner is not None and self.tuner.is_trial(job_id) and job != "pending":
+            self.tuner.ended(job_id)
+            self._block()  # where no trial gave a rate
+        elif job == "diverged":
             self._block()
 
     def _fail(self, job_id: str, failure: Failure) -> None:

@@ -9,11 +9,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from model.config import ModelConfig, parse_pattern
 from orchestrator.errors import InputError, one_line
 from orchestrator.recipe import Recipe, check_recipe
+from orchestrator.tuning import settings
+from orchestrator.tuning.settings import Tuning
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
@@ -120,6 +131,8 @@ class Study(BaseModel):
 
     budgets: training tokens, absolute (1_843_200) or in multiples of non-embedding parameters ("100N").
     data: one source, or named conditions {"near": …, "far": …}. measures: objects of `analysis.measures`.
+    tuning: how learning rates are found before the cells train, None for the recipe's own. learning_rates: rates given
+    by hand, by "arm" or "arm size"; they go before tuning and recipe.
     notes: choices a reader of the report must know.
     """
 
@@ -137,6 +150,8 @@ class Study(BaseModel):
     evaluations: Evaluations = Evaluations()
     machine: Machine = Machine()
     question: Question | None = None
+    tuning: Tuning | None = None
+    learning_rates: dict[str, StrictFloat | StrictInt] = {}
     notes: tuple[str, ...] = ()
 
     @field_validator("name")
@@ -216,6 +231,13 @@ class Study(BaseModel):
                     f"question.capability: {self.question.capability!r} is none of what the measures give; "
                     f"choose from {', '.join(known) or 'nothing: add a measure such as RecallByDistance()'}"
                 )
+        settings.check(
+            self.tuning,
+            self.learning_rates,
+            [arm.name for arm in self.arms],
+            [size.name for size in self.sizes],
+            [measure.name for measure in self.measures],
+        )
         check_recipe(self.recipe, self.machine.zero_stage)
         share, rest = divmod(self.recipe.batch_size, self.machine.workers)
         if rest:
@@ -239,6 +261,15 @@ class Study(BaseModel):
             **size.model_dump(exclude={"name", "n_layers"}),
             **self.backbone.model_dump(),
         )
+
+    def recipe_of(self, arm: str, size: str) -> Recipe:
+        """The recipe of one arm at one size, at its rate by hand where there is one."""
+        rate = settings.by_hand(self.learning_rates, arm, size)
+        return self.recipe if rate is None else self.recipe.at_rate(rate)
+
+    def is_tuned(self, arm: str, size: str) -> bool:
+        """Whether trials, or a law over them, give the learning rate."""
+        return self.tuning is not None and settings.by_hand(self.learning_rates, arm, size) is None
 
 
 # The paper's sizes (arXiv 2606.15378): d_ff = 2.5 d, head width 64, two key-value heads. S5's shape is inferred.

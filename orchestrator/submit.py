@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.fleet import FleetOptions
     from orchestrator.tracked_runs import CellState
     from orchestrator.tracking import Pending, Tracker
+    from orchestrator.tuning.tuner import Tuner
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ def submit(
                     tracker.update()
                     on_event(event)
 
+                tuner = _tuner(plan, ledger, lambda line: told(driver.Event("tuned", None, line)))
+
                 result = driver.run(
                     plan.jobs,
                     plan.task,
@@ -120,6 +123,7 @@ def submit(
                     cells={cell.id: planning.ledger_row(cell) for cell in plan.cells},
                     study_folder=source.parent,
                     tracker=tracker,
+                    tuner=tuner,
                     on_event=told,
                     started=started,
                 )
@@ -131,6 +135,18 @@ def submit(
                         parent.rmdir()
             raise
     return Submission(bool(plan.jobs), result, tracker.waiting)
+
+
+def _tuner(plan: Plan, ledger: Ledger, tell: Callable[[str], None]) -> "Tuner | None":
+    """What finds the rates of a plan's cells; None where the study gives them all."""
+    if plan.tuning is None:
+        return None
+    from orchestrator.tuning.tuner import Tuner
+
+    by_id = {cell.id: cell for cell in plan.cells}
+    waiting = [by_id[job.cell_id] for job in plan.jobs if job.kind != "measure"]
+    group_of = {cell.id: group for cell in plan.cells if (group := plan.tuning.group_of(cell))}
+    return Tuner(plan.tuning, plan.tuning.open_groups(waiting), group_of, ledger, tell)
 
 
 def _is_delivered(plan: Plan, document: dict[str, Any], tracking_uri: str | None) -> bool:

@@ -27,7 +27,10 @@ class CellState:
 
 @dataclass(frozen=True)
 class Run:
-    """One MLflow run to be: of a cell or a trunk (job: its id), or the study's own (None). files: sent once they exist."""
+    """One MLflow run to be: of a cell, a trunk or a tuning trial (job: its id), or the study's own (None).
+
+    files: sent once they exist.
+    """
 
     job: str | None
     name: str
