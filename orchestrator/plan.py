@@ -152,6 +152,7 @@ class Plan:
                 }
                 for cell in self.cells
             ],
+            "trials": self.tuning.trial_rows() if self.tuning else [],
             "trunks": [
                 {
                     **{key: value for key, value in _row(trunk.cell).items() if key in ("arm", "size", "data", "seed")},

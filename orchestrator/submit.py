@@ -13,6 +13,7 @@ from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.plan import Known, Plan
 from orchestrator.study import Study
+from orchestrator.tuning import results as tuning_results
 
 if TYPE_CHECKING:
     from orchestrator.driver import Event, RunResult
@@ -40,6 +41,8 @@ class _CellTracker:
 
     tracker: "Tracker"
     ledger: Ledger
+    folder: Path
+    document: dict[str, Any]
     waiting: "Pending | None" = None
 
     def start(self) -> None:
@@ -47,7 +50,7 @@ class _CellTracker:
         self.tracker.start()
 
     def update(self) -> None:
-        self.tracker.update(cell_states(self.ledger))
+        self.tracker.update(run_states(self.ledger, self.folder, self.document))
 
     def stop(self, timeout: float) -> Any:
         self.update()
@@ -55,12 +58,25 @@ class _CellTracker:
         return self.waiting
 
 
-def cell_states(ledger: Ledger) -> "dict[str, CellState]":
-    """Where each cell the ledger knows stands: with its training job, whose id is the cell's; trunks by theirs."""
+def run_states(ledger: Ledger, folder: Path, document: dict[str, Any]) -> "dict[str, CellState]":
+    """Where each run the ledger knows stands: cells by their training job, whose id is theirs, trunks and trials too.
+
+    folder: STUDY_ROOT/NAME; document: its study.json. What tuning has found stands in the tags.
+    """
     from orchestrator.tracked_runs import CellState
 
-    rows = ledger.snapshot().values()
-    return {row.id: CellState(row.state, row.cause, row.attempts) for row in rows if row.kind != "measure"}
+    tags = tuning_results.tags(folder, document)
+    rows = ledger.snapshot()
+    states = {
+        row.id: CellState(row.state, row.cause, row.attempts, tags.get(row.id, {}))
+        for row in rows.values()
+        if row.kind != "measure"
+    }
+    for row in rows.values():  # a trial runs in several jobs, the last of which bears its id
+        if row.kind == "tune" and row.state in ("running", "failed"):
+            trial = row.id.split("-")[0]
+            states[trial] = CellState(row.state, row.cause, row.attempts, tags.get(trial, {}))
+    return states
 
 
 def make_plan(study: Study, root: Path, slots: int) -> Plan:
@@ -107,7 +123,7 @@ def submit(
                 _write(folder / "jobs" / cell["id"] / "config.json", cell)
             with Ledger.open(folder / "ledger.db") as ledger:
                 ledger.reopen([*plan.lost, *(job.id for job in plan.jobs if job.kind == "measure")])
-                tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger)
+                tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger, folder, document)
 
                 def told(event: "Event") -> None:
                     tracker.update()
@@ -159,7 +175,8 @@ def _is_delivered(plan: Plan, document: dict[str, Any], tracking_uri: str | None
     except (OSError, ValueError):
         return False
     with Ledger.read(plan.folder / "ledger.db") as ledger:
-        return up_to_date(plan.folder.parent, document, cell_states(ledger), tracking_uri)
+        states = run_states(ledger, plan.folder, document)
+        return up_to_date(plan.folder.parent, document, states, tracking_uri)
 
 
 def _make(folder: Path) -> list[Path]:

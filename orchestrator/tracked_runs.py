@@ -13,11 +13,12 @@ STATUS = {"running": "RUNNING", "finished": "FINISHED", "diverged": "FAILED", "f
 
 @dataclass(frozen=True)
 class CellState:
-    """Where a cell stands: a state of the ledger, its cause, and the attempts made."""
+    """Where a cell stands: a state of the ledger, its cause, and the attempts made. tags: what else became known."""
 
     state: str
     cause: str | None = None
     attempts: int = 0
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -118,6 +119,12 @@ def planned_runs(folder: Path, document: Mapping[str, Any]) -> tuple[Run, list[R
         name = " ".join([*place, f"trunk to {budget_words(trunk['tokens'])} seed {trunk['seed']}"])
         plain = {key: value for key, value in trunk.items() if key != "id"}
         runs.append(Run(trunk["id"], name, folder / "jobs" / trunk["id"], tags, flatten(plain)))
+    for trial in document.get("trials", []):
+        tags = {"gridlaw.study": study, "gridlaw.kind": "tune", "gridlaw.job": trial["id"]}
+        place = [trial["arm"], trial["size"], trial["data"]] if several else [trial["arm"], trial["size"]]
+        plain = {key: value for key, value in trial.items() if key != "id"}
+        name = " ".join([*place, f"trial {trial['number']}"])
+        runs.append(Run(trial["id"], name, folder / "jobs" / trial["id"], tags, flatten(plain)))
     return parent, runs
 
 

@@ -39,6 +39,25 @@ def of_cells(study_folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str
     return {name: each for name, each in found.items() if each is not None}
 
 
+def tags(study_folder: Path, document: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What there is to say in the tracking store, by the id of a cell or a trial. document: study.json."""
+    found = of_cells(study_folder, document["cells"])
+    said: dict[str, dict[str, str]] = {}
+    for cell in document["cells"]:
+        each = found.get(cell["tuning"]["name"]) if cell.get("tuning") else None
+        if each:
+            said[cell["id"]] = {
+                "learning_rate": f"{each['rate']:.6g}",
+                "tuning": "; ".join(each["warnings"]) or "sound",
+            }
+    for trial in document.get("trials", []):
+        each = found.get(trial["group"])
+        if each:
+            told = each["trials"][trial["number"]]
+            said[trial["id"]] = {"learning_rate": f"{told['rate']:.6g}", "trial": told["state"]}
+    return said
+
+
 def sentence(found: Mapping[str, Any]) -> str:
     """One line for a reader: `full d16: learning rate 0.0123 (0.00977 to 0.0158), …`."""
     low, high = found["interval"]

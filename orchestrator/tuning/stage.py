@@ -71,6 +71,23 @@ class Stage:
             trunk=None,
         )
 
+    def trial_rows(self) -> list[dict[str, Any]]:
+        """A row of study.json for each trial, whether it has run or not."""
+        return [
+            {
+                "id": group.trial_id(number),
+                "group": group.name,
+                "arm": group.arm,
+                "size": group.size,
+                "data": group.data,
+                "number": number,
+                "tokens": group.rungs[-1] * group.tokens_per_step,
+            }
+            for group in self.groups.values()
+            if group.rungs
+            for number in range(group.tuning.trials)
+        ]
+
     def found_below(self, group: Group) -> dict[str, dict[str, Any]] | None:
         """The findings a law rests on, by name; None while one of them is not there."""
         found = {each.name: results.read(self.study_folder, each.name, each.id) for each in group.over}

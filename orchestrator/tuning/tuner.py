@@ -101,15 +101,18 @@ class Tuner:
                 losses = {number: self._loss(group, tried[number], steps) for number in alive}
                 reached = {number: loss for number, loss in losses.items() if loss is not None}
                 search.report(steps, reached)
-                search.end("failed", [number for number in alive if number not in reached])
+                failed = [number for number in alive if number not in reached]
+                search.end("failed", failed)
+                self._skip(group, failed, steps, "diverged")
                 going_on = list(reached)
                 if steps == group.rungs[-1]:
                     search.end("complete", going_on)
                 else:
                     better = search.better_half(steps, numbers.stop)
                     going_on = [number for number in reached if number in better]
-                    search.end("pruned", [number for number in reached if number not in better])
-                    self._skip(group, [number for number in alive if number not in going_on], steps)
+                    pruned = [number for number in reached if number not in better]
+                    search.end("pruned", pruned)
+                    self._skip(group, pruned, steps, "pruned")
                 self._settle_told(group, [number for number in alive if tried[number].state != "open"])
                 alive = going_on
             self._tidy(group, numbers)
@@ -129,10 +132,10 @@ class Tuner:
                 return loss if loss is not None and math.isfinite(loss) else None
         return None
 
-    def _skip(self, group: Group, numbers: Sequence[int], steps: int) -> None:
+    def _skip(self, group: Group, numbers: Sequence[int], steps: int, why: str) -> None:
         """What is left of trials that go no further counts as done."""
         later = [group.job_id(number, rung) for number in numbers for rung in group.rungs if rung > steps]
-        self._ledger.settle(later, "finished", "pruned")
+        self._ledger.settle(later, "finished", f"{why} at step {steps}")
 
     def _settle_told(self, group: Group, numbers: Sequence[int]) -> None:
         """Trials that Optuna knows the end of need no job, whatever became of the ledger."""
