@@ -1,12 +1,11 @@
-"""Does the learning rate that suits full attention suit a window of 8? Each arm is tuned at two sizes, minutes on a laptop.
+"""Does the learning rate that suits full attention suit a window of 8? Minutes on a laptop.
 
-Twelve trials of each (arm, size) find its rate; the third size, too large to tune, takes the law LR(N) of its arm.
-Then every cell trains at a rate of its own, and no arm is compared at one that suits another.
+Each arm is tuned at two sizes, by twelve trials each. The third size takes the law LR(N) of its arm, as one too large
+to tune would. Then every cell trains at a rate of its own, and no arm is judged at one that suits another.
 """
 
-from analysis.measures.recall import RecallByDistance
 from analysis.measures.validation import ValidationLoss
-from orchestrator.data.recall import RecallLanguage
+from orchestrator.data.text import TextCorpus
 from orchestrator.recipe import Recipe
 from orchestrator.study import Arm, Backbone, Evaluations, Size, Study, Tuning
 
@@ -26,14 +25,14 @@ study = Study(
     sizes=[size("d32", 32), size("d64", 64), size("d128", 128)],
     budgets=[300 * TOKENS_A_STEP],
     seeds=[0],
-    data={"recall": RecallLanguage(context=128, g_min=4)},
+    data={"text": TextCorpus(folders=(), context=128, vocab_size=257)},
     recipe=Recipe(learning_rate=0.02, adam_learning_rate=5e-3, batch_size=8),
     backbone=Backbone(mlp="relu2", norm_gain=False, qk_norm=1.5, key_shift=True),
     tuning=Tuning(low=1e-3, high=0.2, trials=12, budget=150 * TOKENS_A_STEP, sizes=("d32", "d64")),
-    measures=[ValidationLoss(), RecallByDistance()],
+    measures=[ValidationLoss(documents=64)],
     evaluations=Evaluations(every_tokens=60 * TOKENS_A_STEP, checkpoints=2),
     notes=[
-        "AdamW's rate, for embeddings, head and gains, is a quarter of Muon's throughout: only the two together are tuned.",
+        "AdamW's rate, for embeddings, head and gains, is a quarter of Muon's throughout: the two are tuned as one.",
         "Trials are half as long as the cells: a rate that suits a short training can be high for a long one.",
         "Two tuned sizes fix a line and leave nothing to judge it by: the interval of the third size's rate comes from "
         "the intervals of the two alone.",

@@ -371,10 +371,10 @@ def _trials(
     for group in stage.open_groups(missing):
         cell = stage.cell_of(group, cells)
         for trial in group.jobs:
-            state = known[trial.id].state if trial.id in known else None
-            if state == "finished" and _is_gone(stage.study_folder / "jobs" / trial.trial_id):
+            state = known.get(trial.id)
+            if state and state.state == "finished" and state.begun and _is_gone(stage.study_folder / "jobs" / trial.id):
                 lost.append(trial.id)
-            elif state in ("finished", "diverged"):
+            elif state and state.state in ("finished", "diverged"):
                 continue
             found.append(_trial_job(study, cell, trial, paces))
     return found

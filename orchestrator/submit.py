@@ -66,17 +66,11 @@ def run_states(ledger: Ledger, folder: Path, document: dict[str, Any]) -> "dict[
     from orchestrator.tracked_runs import CellState
 
     tags = tuning_results.tags(folder, document)
-    rows = ledger.snapshot()
-    states = {
+    return {
         row.id: CellState(row.state, row.cause, row.attempts, tags.get(row.id, {}))
-        for row in rows.values()
+        for row in ledger.snapshot().values()
         if row.kind != "measure"
     }
-    for row in rows.values():  # a trial runs in several jobs, the last of which bears its id
-        if row.kind == "tune" and row.state in ("running", "failed"):
-            trial = row.id.split("-")[0]
-            states[trial] = CellState(row.state, row.cause, row.attempts, tags.get(trial, {}))
-    return states
 
 
 def make_plan(study: Study, root: Path, slots: int) -> Plan:

@@ -123,7 +123,7 @@ def planned_runs(folder: Path, document: Mapping[str, Any]) -> tuple[Run, list[R
         tags = {"gridlaw.study": study, "gridlaw.kind": "tune", "gridlaw.job": trial["id"]}
         place = [trial["arm"], trial["size"], trial["data"]] if several else [trial["arm"], trial["size"]]
         plain = {key: value for key, value in trial.items() if key != "id"}
-        name = " ".join([*place, f"trial {trial['number']}"])
+        name = " ".join([*place, f"trial {trial['number']} of {budget_words(trial['tokens'])}"])
         runs.append(Run(trial["id"], name, folder / "jobs" / trial["id"], tags, flatten(plain)))
     return parent, runs
 

@@ -21,11 +21,11 @@ NO_CELLS_SEED = 2**31  # cells' seeds are below it: a trial shares its data with
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One trial from one rung to the next, a job. id: of the trial itself for the last part. steps: at its end."""
+    """One trial at one rung: a whole training of `steps`. id: for the last rung that of the trial itself."""
 
     id: str
     group: str
-    trial_id: str
+    number: int
     after: tuple[str, ...]
     steps: int
     tokens: int
@@ -36,8 +36,9 @@ class Group:
     """All cells that share one tuned rate.
 
     name: "arm@size", as its file is called. n: non-embedding parameters. search: identity of its trials but for their
-    number, {} where a law gives the rate. over: the groups a law is fitted over, else (). rungs: steps at which trials
-    are compared, the last one their length; () with a law. rate_document: stands for the rate in a cell's identity.
+    number, {} where a law gives the rate. over: the groups a law is fitted over, else (). rungs: steps of the trainings
+    by which trials are compared, the last one their full length; () with a law. rate_document: stands for the rate in a
+    cell's identity.
     """
 
     name: str
@@ -72,8 +73,8 @@ class Group:
 
     @cached_property
     def jobs(self) -> tuple[TrialJob, ...]:
-        """Every part of every trial. A part waits for all trials of its round to reach the rung it starts from, and a
-        round for the one before: what is asked for and pruned depends on results alone, not on who was first."""
+        """Every trial at every rung. A rung waits for all trials of its round to have ended the one below, and a round
+        for the one before: what is asked for and pruned depends on results alone, not on who was first."""
         return tuple(self._jobs())
 
     @property
@@ -86,13 +87,11 @@ class Group:
     def _jobs(self) -> Iterator[TrialJob]:
         before: tuple[str, ...] = ()
         for numbers in self.tuning.rounds() if self.rungs else ():
-            begun = 0
             for steps in self.rungs:
-                tokens = (steps - begun) * self.tokens_per_step
                 ids = tuple(self.job_id(number, steps) for number in numbers)
                 for number, job_id in zip(numbers, ids, strict=True):
-                    yield TrialJob(job_id, self.name, self.trial_id(number), before, steps, tokens)
-                before, begun = ids, steps
+                    yield TrialJob(job_id, self.name, number, before, steps, steps * self.tokens_per_step)
+                before = ids
 
 
 Key = tuple[str, str, str]  # arm, size, data condition

@@ -10,7 +10,7 @@ from scipy import stats
 
 EDGE = 0.1  # outer share of the range, in the logarithm, where a best rate says that the range was too narrow
 WINDOW = math.log(3)  # trials this near the best one are fitted: loss curves are parabolas in ln LR near their minimum
-FEWEST = 4  # trials that leave something over to judge the scatter by
+FEWEST = 5  # trials that leave something over to judge the scatter by
 COVERAGE = 0.95
 
 

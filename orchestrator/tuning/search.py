@@ -94,7 +94,7 @@ class Search:
             trial.suggest_float(PARAMETER, self._tuning.low, self._tuning.high, log=True)
 
     def report(self, steps: int, losses: Mapping[int, float]) -> None:
-        """What trials, by number, reached at a rung."""
+        """The losses of trials, by number, at a rung."""
         for number, loss in losses.items():
             there = self._frozen()[number]
             if not there.state.is_finished() and steps not in there.intermediate_values:

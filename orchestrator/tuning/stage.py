@@ -61,10 +61,10 @@ class Stage:
             task,
             kind="tune",
             job_id=job.id,
-            folder=self.study_folder / "jobs" / job.trial_id,
+            folder=self.study_folder / "jobs" / job.id,
             seed=NO_CELLS_SEED + group.tuning.seed,
             steps=job.steps,
-            schedule_steps=group.rungs[-1],
+            schedule_steps=job.steps,
             measures=((group.measure_id, self.measure),),
             evaluate_at=(job.steps,),
             checkpoint_at=(job.steps,),
@@ -72,20 +72,19 @@ class Stage:
         )
 
     def trial_rows(self) -> list[dict[str, Any]]:
-        """A row of study.json for each trial, whether it has run or not."""
+        """A row of study.json for each trial at each rung, whether it has run or not."""
         return [
             {
-                "id": group.trial_id(number),
+                "id": job.id,
                 "group": group.name,
                 "arm": group.arm,
                 "size": group.size,
                 "data": group.data,
-                "number": number,
-                "tokens": group.rungs[-1] * group.tokens_per_step,
+                "number": job.number,
+                "tokens": job.tokens,
             }
             for group in self.groups.values()
-            if group.rungs
-            for number in range(group.tuning.trials)
+            for job in group.jobs
         ]
 
     def found_below(self, group: Group) -> dict[str, dict[str, Any]] | None:

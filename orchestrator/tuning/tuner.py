@@ -7,7 +7,7 @@ that a driver killed between any two steps is taken up by the next one.
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +64,7 @@ class Tuner:
     def task(self, task: "Task") -> "Task":
         """The task with its rate, whose trials have ended by now."""
         if group := self._jobs.get(task.job_id):
-            trial_id = self._stage.jobs[task.job_id].trial_id
-            rate = next(
-                trial.rate for trial in self._searches[group.name].trials() if group.trial_id(trial.number) == trial_id
-            )
+            rate = self._searches[group.name].trials()[self._stage.jobs[task.job_id].number].rate
         else:
             rate = self._rates[self._group_of[task.cell_id].name]
         return replace(task, recipe=task.recipe.at_rate(rate))
@@ -115,14 +112,14 @@ class Tuner:
                     self._skip(group, pruned, steps, "pruned")
                 self._settle_told(group, [number for number in alive if tried[number].state != "open"])
                 alive = going_on
-            self._tidy(group, numbers)
+                self._tidy(jobs.values())
         self._resolve(group, search.trials())
 
     def _loss(self, group: Group, trial: "Tried", steps: int) -> float | None:
         """What a trial reached at a rung; None where it diverged or its loss was not finite."""
         if trial.state != "open":
             return trial.losses.get(steps)
-        lines = record.read(self._folder / "jobs" / group.trial_id(trial.number) / "record.jsonl")
+        lines = record.read(self._folder / "jobs" / group.job_id(trial.number, steps) / "record.jsonl")
         for line in lines:
             if line["step"] == steps and line.get("measurement") == group.measure_id:
                 if group.tuning.metric not in line["metrics"]:
@@ -135,16 +132,16 @@ class Tuner:
     def _skip(self, group: Group, numbers: Sequence[int], steps: int, why: str) -> None:
         """What is left of trials that go no further counts as done."""
         later = [group.job_id(number, rung) for number in numbers for rung in group.rungs if rung > steps]
-        self._ledger.settle(later, "finished", f"{why} at step {steps}")
+        self._ledger.settle(later, "finished", f"{why} after {steps} steps")
 
     def _settle_told(self, group: Group, numbers: Sequence[int]) -> None:
         """Trials that Optuna knows the end of need no job, whatever became of the ledger."""
         self._ledger.settle([group.job_id(n, rung) for n in numbers for rung in group.rungs], "finished", None)
 
-    def _tidy(self, group: Group, numbers: range) -> None:
+    def _tidy(self, job_ids: Iterable[str]) -> None:
         """Drops checkpoints of trials that have ended: nothing goes on from them."""
-        for number in numbers:
-            shutil.rmtree(self._folder / "jobs" / group.trial_id(number) / "checkpoints", ignore_errors=True)
+        for job_id in job_ids:
+            shutil.rmtree(self._folder / "jobs" / job_id / "checkpoints", ignore_errors=True)
 
     def _resolve(self, group: Group, trials: Sequence["Tried"]) -> None:
         found = outcome.of_trials(group, trials)

@@ -53,7 +53,7 @@ def test_the_worse_half_of_a_round_is_pruned_at_its_rung(unbroken: FakeDriver) -
     first = {number: trials(unbroken)[number] for number in range(4)}
     assert [state for _, state in sorted(first.values())] == ["pruned", "complete", "complete", "pruned"]
     halves = [trial for trial in unbroken.found()["trials"] if trial["state"] == "pruned"]
-    assert all(list(trial["losses"]) == [str(10 * STEP)] for trial in halves)
+    assert all(list(trial["losses"]) == [str(5 * STEP)] for trial in halves)
     assert len(unbroken.ran) == 2 * 8 - len(halves)
 
 

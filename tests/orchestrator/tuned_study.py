@@ -123,7 +123,7 @@ class FakeDriver:
     def train(self, task: Any, jobs: dict[str, Any]) -> str:
         cell = next(cell for cell in self.plan().cells if cell.id == task.cell_id)
         curve = self.curve[cell.size] if isinstance(self.curve, dict) else self.curve
-        loss = curve(task.recipe.learning_rate, task.steps / task.schedule_steps)
+        loss = curve(task.recipe.learning_rate, task.steps / 20)
         self.ran.append((task.job_id, task.recipe.learning_rate))
         if loss is None:
             task.folder.mkdir(exist_ok=True)
