@@ -274,10 +274,11 @@ def make(
     """
     cells = expand(study)
     earlier = earlier or {}
-    paces = _seconds_a_token({cell.id: cell.document for cell in cells}, earlier, known)
+    stage = tuning.of_study(study, folder)
+    documents = {cell.id: cell.document for cell in cells} | (stage.documents(known) if stage else {})
+    paces = _seconds_a_token(documents, earlier, known)
     missing, measurements, changed = [], [], {}
     lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()
-    stage = tuning.of_study(study, folder)
     lost = [
         job_id
         for job_id in (*(trunk.id for line in lines for trunk in line), *(cell.id for cell in cells))
@@ -300,9 +301,10 @@ def make(
     )
     before = plan.before.get
     tuned = stage.waits_for if stage else lambda cell: ()
-    trials = _trials(study, stage, cells, missing, known, lost, paces) if stage else []
+    trials, gone = stage.to_run(missing, known, _is_gone) if stage else ([], [])
+    lost += gone
     jobs = [
-        *trials,
+        *(_trial_job(study, stage.cell_of(trial, cells), trial, paces) for trial in trials if stage),
         *(
             _job(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces, tuned(trunk.cell))
             for trunk in plan.trunks
@@ -355,29 +357,6 @@ def _job(
         ).total,
         seconds=None if pace is None else tokens * pace,
     )
-
-
-def _trials(
-    study: Study,
-    stage: Stage,
-    cells: tuple[Cell, ...],
-    missing: list[Cell],
-    known: Mapping[str, Known],
-    lost: list[str],
-    paces: Mapping[str, float],
-) -> list[Job]:
-    """The jobs of the tuning trials that missing cells wait for. Adds to `lost` those finished whose files are gone."""
-    found = []
-    for group in stage.open_groups(missing):
-        cell = stage.cell_of(group, cells)
-        for trial in group.jobs:
-            state = known.get(trial.id)
-            if state and state.state == "finished" and state.begun and _is_gone(stage.study_folder / "jobs" / trial.id):
-                lost.append(trial.id)
-            elif state and state.state in ("finished", "diverged"):
-                continue
-            found.append(_trial_job(study, cell, trial, paces))
-    return found
 
 
 def _trial_job(study: Study, cell: Cell, trial: TrialJob, paces: Mapping[str, float]) -> Job:

@@ -19,8 +19,9 @@ class Tuning(BaseModel):
     low, high: the range searched, uniformly in the logarithm. trials: of each (arm, size, data condition), in all,
     after any number of restarts. budget: training tokens of a trial, absolute or in multiples of N ("20N").
     together: trials asked for at once, without the results of each other; the same on any number of slots.
-    rungs: shares of a trial's budget at which the worse half is pruned; () for none. Each is a training of its own with
-    a decay of its own: a loss taken before the decay would favour low rates.
+    rungs: shares of a trial's budget at which the worse half is pruned. Each is a training of its own with a decay of
+    its own, as a loss taken before the decay favours low rates. Short trainings favour high ones: prune where the range
+    is far too wide to try in full, at half of the budget rather than less.
     sizes: names of the sizes tuned, None for all. The others take the law LR(N) of their arm over the tuned ones.
     metric: what is minimised, of a measure of the study, at the end of a trial.
     sampler: Optuna's Gaussian process or tree of Parzen estimators. seed: of the sampler and of the trials' data.
@@ -33,7 +34,7 @@ class Tuning(BaseModel):
     budget: StrictInt | str
     trials: int = Field(default=12, ge=3, le=1000)
     together: int = Field(default=4, ge=1)
-    rungs: tuple[Fraction, ...] = (0.25,)
+    rungs: tuple[Fraction, ...] = ()
     sizes: tuple[str, ...] | None = None
     metric: str = "validation/loss"
     sampler: Literal["gp", "tpe"] = "gp"

@@ -1,6 +1,6 @@
 """The tuning stage of a plan: which trials are still to run, and which rates are known before anything runs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from orchestrator.tuning import outcome, results
 from orchestrator.tuning.groups import NO_CELLS_SEED, Group, Key, TrialJob
 
 if TYPE_CHECKING:
+    from orchestrator.plan import Known
     from orchestrator.study import Study
 
 
@@ -49,8 +50,32 @@ class Stage:
                 found |= {each.name: each for each in group.over or (group,) if each.name not in self.rates}
         return list(found.values())
 
-    def cell_of(self, group: Group, cells: Iterable[Cell]) -> Cell:
-        """One that shares model and data with a group's trials."""
+    def to_run(
+        self, cells: Iterable[Cell], known: Mapping[str, "Known"], is_gone: Callable[[Path], bool]
+    ) -> tuple[list[TrialJob], list[str]]:
+        """The jobs of the trials that these cells wait for, and the ids of those among them that have lost their files.
+
+        known: what the ledger says of jobs. is_gone: whether a job's folder has nothing left in it.
+        """
+        wanted, lost = [], []
+        for job in (job for group in self.open_groups(cells) for job in group.jobs):
+            state = known.get(job.id)
+            over = state is not None and state.state in ("finished", "diverged")
+            if over and state and state.begun and is_gone(self.study_folder / "jobs" / job.id):
+                lost.append(job.id)
+            elif over:
+                continue
+            wanted.append(job)
+        return wanted, lost
+
+    def documents(self, known: Mapping[str, "Known"]) -> dict[str, dict[str, Any]]:
+        """Identities of the trials that have trained, by job, for what they tell of a model's pace."""
+        begun = [job for job in self.jobs.values() if job.id in known and known[job.id].begun]
+        return {job.id: self.by_name[job.group].search for job in begun}
+
+    def cell_of(self, job: TrialJob, cells: Iterable[Cell]) -> Cell:
+        """One that shares model and data with a trial."""
+        group = self.by_name[job.group]
         return next(cell for cell in cells if (cell.arm, cell.size, cell.data) == (group.arm, group.size, group.data))
 
     def task(self, job_id: str, task: Task) -> Task:

@@ -22,15 +22,15 @@ study = Study(
     name="tiny",
     arms=[Arm(name="full", pattern="full")],
     sizes=[size(16), size(24), size(32)],
-    budgets=[60 * 4 * 64],
+    budgets=[40 * 4 * 64],
     seeds=[0],
     data=RecallLanguage(context=64, facts_per_document=(2, 4)),
     recipe=Recipe(learning_rate=0.02, batch_size=4),
     backbone=Backbone(mlp="relu2", norm_gain=False),
     measures=[ValidationLoss(documents=4)],
-    evaluations=Evaluations(every_tokens=30 * 4 * 64, checkpoints=1),
-    # Half of the first round diverges: its rates are 0.06, 4, 240 and 15000.
-    tuning=Tuning(low=0.01, high=1e5, trials=8, rungs=(0.5,), budget=60 * 4 * 64, sizes=("d16", "d24")),
+    evaluations=Evaluations(every_tokens=20 * 4 * 64, checkpoints=1),
+    # The first round's rates are 1.8 and 56,000, of which the second diverges.
+    tuning=Tuning(low=0.01, high=1e7, trials=4, together=2, rungs=(0.5,), budget=40 * 4 * 64, sizes=("d16", "d24")),
 )
 """
 
@@ -59,7 +59,7 @@ def test_a_killed_driver_goes_on_to_the_same_trials_and_rates(tmp_path: Path) ->
 
     killed = Command(study, roots[1])
     try:
-        killed.wait_for(lambda: trials_over(roots[1]) >= 5)
+        killed.wait_for(lambda: trials_over(roots[1]) >= 3)
     finally:
         killed.kill()
     assert not rows(roots[1], "SELECT 1 FROM jobs WHERE kind = 'train' AND attempts > 0")
@@ -74,7 +74,7 @@ def test_a_killed_driver_goes_on_to_the_same_trials_and_rates(tmp_path: Path) ->
         tuned = found(root)
         assert list(tuned) == ["full@d16", "full@d24", "full@d32"]
         states = [trial["state"] for name in ("full@d16", "full@d24") for trial in tuned[name]["trials"]]
-        assert len(states) == 16 and {"failed", "complete"} <= set(states)
+        assert len(states) == 8 and {"failed", "complete"} <= set(states)
         peaks = {}
         for job_id, size in rows(root, "SELECT id, json_extract(document, '$.size') FROM cells"):
             rates = [line["metrics"].get("train/learning_rate") for line in record(root, job_id) if "metrics" in line]

@@ -38,7 +38,7 @@ class Validation:
 
 
 def tuned(tuning: dict[str, Any] | None = None, **changes: Any) -> Study:
-    settings = {"low": 1e-3, "high": 1e-1, "budget": 20 * STEP, "trials": 8, **(tuning or {})}
+    settings = {"low": 1e-3, "high": 1e-1, "budget": 20 * STEP, "trials": 8, "rungs": (0.25,), **(tuning or {})}
     fields = {
         "name": "tuned",
         "arms": [Arm(name="full", pattern="full")],
