@@ -19,6 +19,8 @@ from orchestrator.errors import InputError
 State = Literal["pending", "blocked", "running", "finished", "diverged", "failed"]
 STATES: tuple[State, ...] = ("pending", "blocked", "running", "finished", "diverged", "failed")
 
+NO_RATE = "it has no learning rate: "
+
 VERSION = 1
 SCHEMA = """
 CREATE TABLE jobs (
@@ -271,8 +273,9 @@ class Ledger:
                 for job_id, before_id, state, why, kind in rows:
                     after: State = "diverged" if state == "diverged" else "blocked"
                     cause = f"it needs job {before_id}, which is {state}"
-                    if kind == "tune" and after == "diverged":
-                        after, cause = "blocked", f"it has no learning rate: {why}"
+                    if kind == "tune":
+                        reason = why or f"job {before_id} is {state}"
+                        after, cause = "blocked", NO_RATE + reason.removeprefix(NO_RATE)
                     elif after == "diverged":
                         cause = why if why.startswith("its trunk") else f"its trunk {before_id}: {why}"
                     self._db.execute("UPDATE jobs SET state = ?, cause = ? WHERE id = ?", (after, cause, job_id))

@@ -1,8 +1,8 @@
 """Tuning while a driver runs: asks Optuna, reads what trials left, prunes, and hands cells the rates found.
 
 All of it follows from three things on disk: the ledger says which jobs have ended, the records what they reached, the
-journal what Optuna was told. `_advance` goes through a search from its beginning and does what is still to be done, so
-that a driver killed between any two steps is taken up by the next one.
+journal what Optuna was told. `_go_through` goes through a search from its beginning and does what is still to be done:
+a driver killed between any two steps is taken up by the next one.
 """
 
 import math
@@ -59,7 +59,8 @@ class Tuner:
 
     def decides(self, task: "Task") -> bool:
         """Whether the task's rate has to be asked for, just before it starts."""
-        return task.job_id in self._jobs or self._open(task)
+        group = self._group_of.get(task.cell_id) if task.kind != "measure" else None
+        return task.job_id in self._jobs or (group is not None and group.name not in self._stage.rates)
 
     def task(self, task: "Task") -> "Task":
         """The task with its rate, whose trials have ended by now."""
@@ -70,20 +71,25 @@ class Tuner:
         return replace(task, recipe=task.recipe.at_rate(rate))
 
     def ended(self, job_id: str) -> None:
-        """A job has ended by itself, and the ledger knows. Raises InputError where a trial does not have the metric."""
+        """A job has ended by itself, and the ledger knows."""
         if group := self._jobs.get(job_id):
             self._advance(group)
 
     def is_trial(self, job_id: str) -> bool:
         return job_id in self._jobs
 
-    def _open(self, task: "Task") -> bool:
-        group = self._group_of.get(task.cell_id)
-        return group is not None and group.name not in self._stage.rates
-
     def _advance(self, group: Group) -> None:
+        """Does what is to be done for a group. A fault there ends its search, not the run of what does not need it."""
         if group.name in self._rates:
             return
+        try:
+            self._go_through(group)
+        except InputError as error:
+            rows = self._ledger.snapshot([job.id for job in group.jobs]).values()
+            self._ledger.settle([row.id for row in rows if row.state not in (*ENDED, "running")], "failed", str(error))
+            self._tell(str(error))
+
+    def _go_through(self, group: Group) -> None:
         search = self._searches[group.name]
         rows = self._ledger.snapshot([job.id for job in group.jobs])
         for numbers in group.tuning.rounds():

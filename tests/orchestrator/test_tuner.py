@@ -179,7 +179,11 @@ def test_untuned_sizes_follow_the_law_of_the_tuned_ones(tmp_path: Path) -> None:
         assert again.run() == rates and again.ran == []
 
 
-def test_a_metric_that_is_not_measured_is_named(tmp_path: Path) -> None:
-    driver = FakeDriver(tuned({"metric": "validation/perplexity"}), tmp_path, valley(0.01))
-    with pytest.raises(InputError, match=r"tuning.metric: 'validation/perplexity' .* choose from validation/loss"):
-        driver.run()
+def test_a_metric_that_is_not_measured_blocks_what_needs_it(tmp_path: Path) -> None:
+    for ran in (4, 0):
+        driver = FakeDriver(tuned({"metric": "validation/perplexity"}), tmp_path, valley(0.01))
+        assert driver.run() == {} and len(driver.ran) == ran
+        with Ledger.read(tmp_path / "ledger.db") as ledger:
+            causes = {row.cause for row in ledger.snapshot().values() if row.kind == "train"}
+        why = "tuning.metric: 'validation/perplexity' is not measured; choose from validation/loss"
+        assert causes == {f"it has no learning rate: {why}"}

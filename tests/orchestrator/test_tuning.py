@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from tuned_study import BIG, STEP, FakeDriver, Validation, tuned, valley
 
 from orchestrator import cells, plan
 from orchestrator.errors import InputError, one_line
+from orchestrator.ledger import Ledger
 from orchestrator.plan import Plan
 from orchestrator.recipe import Recipe
 from orchestrator.study import Arm, Study
 from orchestrator.tracked_runs import planned_runs
 from orchestrator.tuning.search import Tried, supposed_losses
 from orchestrator.tuning.settings import Tuning
+from orchestrator.tuning.tuner import Tuner
 
 PINNED = ["c4137719d845", "c02be6d970e0", "9dfb9fc7cc9b", "0babeb243865"]
 
@@ -212,3 +215,13 @@ def test_the_measure_of_the_metric_is_part_of_it() -> None:
     other = Validation()
     other.identity = lambda: {"documents": 9}  # type: ignore[method-assign]
     assert not set(ids(tuned())) & set(ids(tuned(measures=[other])))
+
+
+def test_measuring_finished_cells_needs_no_rate(tmp_path: Path) -> None:
+    planned = made(tuned(), tmp_path)
+    assert planned.tuning is not None
+    group = planned.tuning.by_name["full@tiny"]
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        tuner = Tuner(planned.tuning, [], {cell.id: group for cell in planned.cells}, ledger)
+        order = planned.task(next(job for job in planned.jobs if job.kind == "train"))
+        assert tuner.decides(order) and not tuner.decides(replace(order, kind="measure"))
