@@ -1,6 +1,6 @@
 """Does the learning rate that suits full attention suit a window of 8? Minutes on a laptop.
 
-Each arm is tuned at two sizes, by twelve trials each. The third size takes the law LR(N) of its arm, as one too large
+Each arm is tuned at two sizes, by eight trials each. The third size takes the law LR(N) of its arm, as one too large
 to tune would. Then every cell trains at a rate of its own, and no arm is judged at one that suits another.
 """
 
@@ -28,7 +28,7 @@ study = Study(
     data={"text": TextCorpus(folders=(), context=320, vocab_size=257)},
     recipe=Recipe(learning_rate=0.02, adam_learning_rate=5e-3, batch_size=4),
     backbone=Backbone(mlp="relu2", norm_gain=False, qk_norm=1.5, key_shift=True),
-    tuning=Tuning(low=1e-3, high=0.2, trials=12, budget=100 * TOKENS_A_STEP, sizes=("d32", "d64")),
+    tuning=Tuning(low=1e-3, high=0.2, trials=8, budget=100 * TOKENS_A_STEP, sizes=("d32", "d64")),
     measures=[ValidationLoss(documents=64)],
     evaluations=Evaluations(every_tokens=50 * TOKENS_A_STEP, checkpoints=2),
     notes=[
