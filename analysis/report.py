@@ -18,6 +18,7 @@ from analysis.results import Results, collect
 from analysis.selection import conditions
 from analysis.tables import ceiling_table, emergence_table, ratio_table
 from analysis.wording import ALPHA, capability_text, p_text, points_text, ratio_text, sentences
+from orchestrator.tuning import results as tuning_results
 
 NONE = "–"
 
@@ -64,8 +65,15 @@ def render(results: Results, fit: StudyFit, figures: Sequence[Drawn], tables: Se
         colours={arm: stroke.colour for arm, stroke in strokes(fit.arms).items()},
         parts=[_part(fit, condition, figures) for condition in conditions(results)],
         left_out=fit.left_out,
+        notes=[*results.study.get("notes", []), *_rates(results)],
         tables=tables,
     )
+
+
+def _rates(results: Results) -> list[str]:
+    """A line for each learning rate that was tuned, and for what is to be warned of."""
+    found = tuning_results.of_cells(results.folder, results.study["cells"]).values()
+    return [line for each in found for line in (tuning_results.sentence(each), *each["warnings"])]
 
 
 def _part(fit: StudyFit, condition: Condition, figures: Sequence[Drawn]) -> dict[str, Any]:

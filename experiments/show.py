@@ -101,6 +101,10 @@ def plan(document: Document) -> RenderableType:
         lines.append(
             f"budgets share trunks: apart they take {count(apart)} tokens, {apart / totals['tokens']:.2f} times"
         )
+    if kinds["tune"]:
+        tokens = count(sum(job["tokens"] for job in document["jobs"] if job["kind"] == "tune"))
+        unknown = sum(cell["learning_rate"] is None for cell in cells)
+        lines.append(f"learning rates of {unknown} cells are tuned first: {tokens} tokens, less what is pruned")
     if document["lost"]:
         lines.append(f"{len(document['lost'])} finished cells have lost their files and train again")
     apart = {cell["arm"]: cell["match_residual"] for cell in cells if abs(cell["match_residual"]) >= 5e-5}
@@ -127,7 +131,7 @@ def status(document: Document, width: int = 80, height: int = 24) -> RenderableT
     tail = [
         Text(f"{n} x {cause}", style="red", no_wrap=True, overflow="ellipsis") for cause, n in causes.most_common(3)
     ]
-    room = height - len(tail) - 5
+    room = height - len(tail) - 5 - len(_tuning(document))
     if len(cells) <= room:
         body = _cell_table(cells, [*keys, "seed"], width)
     else:
@@ -135,7 +139,19 @@ def status(document: Document, width: int = 80, height: int = 24) -> RenderableT
         for cell in cells:
             groups[_label(cell, keys)].append(cell)
         body = _group_table(groups, room, width)
-    return Group(head, body, *tail)
+    return Group(head, *_tuning(document), body, *tail)
+
+
+def _tuning(document: Document) -> list[Text]:
+    """A line on tuning that goes on, and what is to be warned of."""
+    groups = document.get("tuning", [])
+    lines = [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in document.get("warnings", [])]
+    still = [group for group in groups if group["rate"] is None]
+    if still:
+        ended, jobs = sum(group["ended"] for group in still), sum(len(group["jobs"]) for group in still)
+        known = f"{len(groups) - len(still)} of {len(groups)} learning rates known"
+        lines.insert(0, Text(f"tuning: {known}, {ended} of {jobs} trial jobs over", style=STYLES["running"]))
+    return [*lines, Text()] if lines else []
 
 
 def _headline(document: Document) -> RenderableType:
@@ -213,6 +229,11 @@ def event(kind: str, job_id: str | None, text: str, document: Document) -> str:
     trunk = next((cell for cell in document["cells"] if job_id and cell.get("trunk") == job_id), None)
     if cell is None and trunk is not None:
         cell, kind = trunk, f"trunk {kind}"
+    trial = next((group for group in document.get("tuning", []) if job_id in group["jobs"]), None)
+    if trial is not None:
+        why = "" if kind in ("started", "finished") else f": {text}"
+        place = f"{trial['arm']} {trial['size']} tuning trial"
+        return f"{place} {kind} ({trial['ended']} of {len(trial['jobs'])} jobs over){why}"
     if cell is None:
         return " ".join(filter(None, (job_id, text or kind)))
     keys = _varying(document["cells"], "data", "size", "budget_tokens")

@@ -15,6 +15,7 @@ from rich.live import Live
 from experiments import show
 from orchestrator.ledger import STATES, JobRow, Ledger
 from orchestrator.timing import timing
+from orchestrator.tuning import results
 
 Document = dict[str, Any]
 
@@ -24,6 +25,7 @@ def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
 
     cells: rows of study.json or of a plan, with `id` the id of the cell's training job too. A cell the ledger does not
     know is pending; one that waits for its trunk shows how far that is. tokens_per_second: of what runs, and the sum.
+    tuning: a row a group of cells with one tuned rate: how many of its jobs have ended, and the rate once it is known.
     seconds_left: from the pace of each arm so far, spread over the slots; None while no cell has a pace.
     """
     jobs: dict[str, JobRow] = {}
@@ -40,16 +42,49 @@ def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
     running = [each["id"] for each in (*cells, *trunks) if each["id"] in jobs and jobs[each["id"]].state == "running"]
     paces = {job_id: _tokens_per_second(folder, job_id) for job_id in running}
     rows = [_row(cell, jobs, paces) for cell in cells]
-    seconds = _seconds_left([*rows, *(_row(trunk, jobs, paces) for trunk in trunks)], jobs, slots)
-    found = Counter(row["state"] for row in rows)
+    trials = _trials(cells, jobs)
+    others = [_row(each, jobs, paces) for each in (*trunks, *(trial for group in trials.values() for trial in group))]
+    seconds = _seconds_left([*rows, *others], jobs, slots)
+    found = results.of_cells(folder, cells)
+    counts = Counter(row["state"] for row in rows)
     return {
         "study": name,
         "cells": rows,
-        "counts": {state: found[state] for state in STATES if found[state]},
+        "counts": {state: counts[state] for state in STATES if counts[state]},
         **{key: used.get(key) or 0.0 for key in ("makespan_s", "busy_core_s", "lower_bound_s", "overhead_s_per_job")},
         "tokens_per_second": sum(pace for pace in paces.values() if pace),
         "seconds_left": seconds,
+        "tuning": _tuning(cells, trials, jobs, found),
+        "warnings": [line for each in found.values() for line in each["warnings"]],
     }
+
+
+def _trials(cells: Sequence[Document], jobs: dict[str, JobRow]) -> dict[str, list[Document]]:
+    """Group name → a row like a cell's for each job of its tuning trials that the ledger knows."""
+    tuned = {cell["id"]: cell for cell in cells if cell.get("tuning")}
+    found: dict[str, list[Document]] = defaultdict(list)
+    for job in jobs.values():
+        if job.kind == "tune" and job.cell_id in tuned:
+            cell = tuned[job.cell_id]
+            found[cell["tuning"]["name"]].append({**cell, "id": job.id, "budget_tokens": job.tokens, "trunk": None})
+    return found
+
+
+def _tuning(
+    cells: Sequence[Document], trials: dict[str, list[Document]], jobs: dict[str, JobRow], found: dict[str, Document]
+) -> list[Document]:
+    rows = {}
+    for cell in cells:
+        name = cell["tuning"]["name"] if cell.get("tuning") else None
+        if name and name not in rows:
+            told = found.get(name, {})
+            rows[name] = {
+                **{key: cell[key] for key in ("arm", "size", "data")},
+                "jobs": [trial["id"] for trial in trials.get(name, [])],
+                "ended": sum(jobs[trial["id"]].state in ("finished", "diverged") for trial in trials.get(name, [])),
+                **{key: told.get(key) for key in ("rate", "interval", "method", "at_edge")},
+            }
+    return list(rows.values())
 
 
 def _trunks(cells: Sequence[Document], jobs: dict[str, JobRow]) -> list[Document]:

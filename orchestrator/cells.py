@@ -8,6 +8,7 @@ from model.config import ModelConfig
 from orchestrator import identity
 from orchestrator.errors import InputError, shortened
 from orchestrator.study import Study
+from orchestrator.tuning import groups as tuned
 
 MOST_TOKENS = 1e16  # hundreds of times the largest training there was
 
@@ -40,6 +41,7 @@ class Cell:
 def expand(study: Study) -> tuple[Cell, ...]:
     """Every cell, in the order data, size, budget, seed, arm: arms of one seed are neighbours. Raises InputError."""
     cells = []
+    groups = tuned.of_study(study)
     for data_name, source in study.data.items():
         tokens_per_step = study.recipe.batch_size * source.context
         for size in study.sizes:
@@ -59,7 +61,10 @@ def expand(study: Study) -> tuple[Cell, ...]:
                                 f"budgets: {budget} is {tokens:.0f} tokens, below one step of {tokens_per_step}; "
                                 f"raise the budget or lower recipe.batch_size"
                             )
-                        document = identity.document(model, source, study.recipe, steps, seed)
+                        recipe = study.recipe_of(arm.name, size.name)
+                        document = identity.document(model, source, recipe, steps, seed)
+                        if group := groups.get((arm.name, size.name, data_name)):
+                            document = identity.with_rate(document, group.rate_document)
                         cells.append(
                             Cell(
                                 id=identity.digest(document),

@@ -36,11 +36,23 @@ class Tracking(Protocol):
     def stop(self, timeout: float) -> Any: ...
 
 
+class Tuner(Protocol):
+    """What finds learning rates while jobs run (`orchestrator.tuning.tuner.Tuner`)."""
+
+    def begin(self) -> None: ...
+    def is_trial(self, job_id: str) -> bool: ...
+    def decides(self, task: Task) -> bool: ...
+    def task(self, task: Task) -> Task: ...
+    def ended(self, job_id: str) -> None: ...
+
+
 @dataclass(frozen=True)
 class Event:
     """Something to tell the user. job_id: None where it concerns the whole run."""
 
-    kind: Literal["fleet", "started", "finished", "diverged", "stopped", "retried", "failed", "blocked", "stopping"]
+    kind: Literal[
+        "fleet", "started", "finished", "diverged", "stopped", "retried", "failed", "blocked", "stopping", "tuned"
+    ]
     job_id: str | None
     text: str
 
@@ -86,6 +98,7 @@ def run(
     cells: Mapping[str, Mapping[str, Any]] | None = None,
     study_folder: Path | None = None,
     tracker: Tracking | None = None,
+    tuner: Tuner | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     started: float | None = None,
     hung_s: float = HUNG_S,
@@ -94,12 +107,15 @@ def run(
 
     cells: what the ledger keeps of each cell. study_folder: whose modules travel to the workers by value. started: unix
     seconds from which the makespan counts. hung_s: a job whose tokens stand still for so long counts as lost.
-    Raises InputError before anything is started.
+    tuner: gives tasks their learning rate when they start. Raises InputError before anything is started, and where a
+    tuning trial does not measure what is tuned.
     """
     ledger.recover()
     ledger.add(jobs, cells)
     ids = [job.id for job in jobs]
     ledger.retry(ids)
+    if tuner is not None:
+        tuner.begin()
     ledger.block()
     rows = ledger.snapshot(ids)
     missing = [job for job in jobs if rows[job.id].state == "pending"]
@@ -113,8 +129,7 @@ def run(
         _check_fits(workers, options.slots())
     if study_folder is not None:
         cluster.ship_by_value(study_folder)
-    tasks = [task_of(job) for job in missing]
-    payloads = {task.job_id: cluster.pack(replace(task, folder=task.folder.resolve())) for task in tasks}
+    orders = _Orders([task_of(job) for job in missing], tuner)
     with _Signals() as signals, ExitStack() as held:
         if tracker is not None:
             held.callback(lambda: tracker.stop(1.0 if signals.first else DELIVERY_S))
@@ -126,9 +141,7 @@ def run(
         try:
             _check_fits(workers, fleet.slots)
             session = ledger.start_session(fleet.slots, options.address, started)
-            finished = [row.id for row in ledger.snapshot().values() if row.state == "finished"]
-            queue = scheduler.Queue(missing, finished)
-            loop = _Loop(fleet, ledger, session, payloads, queue, on_event, signals, hung_s)
+            loop = _Loop(fleet, ledger, session, orders, tuner, missing, on_event, signals, hung_s)
             loop.run(tracker.start if tracker is not None else lambda: None)
         finally:
             fleet.close()
@@ -140,6 +153,24 @@ def run(
 def _check_fits(workers: int, slots: int) -> None:
     if workers > slots:
         raise InputError(f"machine.workers: {workers} do not fit on {slots} slots; lower it or raise --cpus")
+
+
+class _Orders:
+    """What gangs are sent, packed once for all, except where a task gets its rate only when it starts."""
+
+    def __init__(self, tasks: Sequence[Task], tuner: Tuner | None) -> None:
+        tasks = [replace(task, folder=task.folder.resolve()) for task in tasks]
+        self._tuner = tuner
+        self._open = {task.job_id: task for task in tasks if tuner is not None and tuner.decides(task)}
+        self._packed = {task.job_id: cluster.pack(task) for task in tasks if task.job_id not in self._open}
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._packed or job_id in self._open
+
+    def packed(self, job_id: str) -> bytes:
+        if self._tuner is not None and job_id in self._open:
+            return cluster.pack(self._tuner.task(self._open[job_id]))
+        return self._packed[job_id]
 
 
 class _Signals:
@@ -178,24 +209,26 @@ class _Loop:
         fleet: Fleet,
         ledger: Ledger,
         session: int,
-        payloads: Mapping[str, bytes],
-        queue: scheduler.Queue,
+        orders: _Orders,
+        tuner: Tuner | None,
+        jobs: Sequence[PlannedJob],
         on_event: Callable[[Event], None],
         signals: _Signals,
         hung_s: float,
     ) -> None:
         self.fleet, self.ledger, self.session = fleet, ledger, session
-        self.payloads, self.queue = payloads, queue
+        self.orders, self.tuner, self.jobs = orders, tuner, jobs
         self.on_event, self.signals, self.hung_s = on_event, signals, hung_s
         self.lines: list[str] = []
         self._attempts: dict[str, int] = {}  # of this session
         self._port_tries: dict[str, int] = {}
         self._failures: list[str] = []
-        self._ready_since: dict[str, float] = dict.fromkeys((job.id for job in queue.ready), time.time())
+        self._ready_since: dict[str, float] = {}
         self._free_since: dict[int, float] = {}
         self._warm: set[int] = set()
         self._broken: str | None = None
         self._stop_at: float | None = None
+        self._requeue()
 
     def run(self, on_first_start: Callable[[], None]) -> None:
         """Returns when no job runs and none can be started.
@@ -250,7 +283,7 @@ class _Loop:
         self.ledger.start_attempt(job_id, self.session, gang_id, warm=warm, available=available)
         self._attempts[job_id] = self._attempts.get(job_id, 0) + 1
         self._warm.add(gang_id)
-        self.fleet.start(gang_id, job_id, self.payloads[job_id])
+        self.fleet.start(gang_id, job_id, self.orders.packed(job_id))
         self.on_event(Event("started", job_id, f"on gang {gang_id}"))
 
     def _handle(self, event: Any) -> None:
@@ -267,6 +300,8 @@ class _Loop:
 
     def _end(self, job_id: str, outcome: Outcome) -> None:
         job: State = "pending" if outcome.state == "stopped" else outcome.state
+        if job == "diverged" and self.tuner is not None and self.tuner.is_trial(job_id):
+            job = "finished"  # with no loss, which is all that the others need to know
         self.ledger.end_attempt(
             job_id,
             AttemptEnd(
@@ -280,7 +315,11 @@ class _Loop:
             ),
         )
         self.on_event(Event(outcome.state, job_id, outcome.cause or ""))
-        if job == "finished":
+        if self.tuner is not None and self.tuner.is_trial(job_id) and job != "pending":
+            self.tuner.ended(job_id)
+            self._block()  # where no trial gave a rate
+            self._requeue()  # what is left of a pruned trial counts as done
+        elif job == "finished":
             self._now_ready(self.queue.finished(job_id))
         elif job == "diverged":
             self._block()
@@ -303,8 +342,21 @@ class _Loop:
         self._block()
         self._break_if_repeated()
 
+    def _requeue(self) -> None:
+        """Lines the jobs up by what the ledger says of them."""
+        rows = self.ledger.snapshot()
+        states = {job.id: rows[job.id].state for job in self.jobs}
+        self.queue = scheduler.Queue(
+            [job for job in self.jobs if states[job.id] in ("pending", "running")],
+            finished=[row.id for row in rows.values() if row.state == "finished"],
+            taken=[job_id for job_id, state in states.items() if state == "running"],
+        )
+        self._now_ready(job.id for job in self.queue.ready)
+
     def _now_ready(self, job_ids: Iterable[str]) -> None:
-        self._ready_since |= dict.fromkeys(job_ids, time.time())
+        now = time.time()
+        for job_id in job_ids:
+            self._ready_since.setdefault(job_id, now)
 
     def _block(self) -> None:
         for job_id in self.ledger.block():

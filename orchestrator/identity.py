@@ -7,6 +7,7 @@ from typing import Any
 
 from model.config import ModelConfig
 from orchestrator.data.stream import Data
+from orchestrator.measure import Measure
 from orchestrator.recipe import Recipe
 
 # Raise by hand whenever the same document would train to other weights: initialisation, loss, optimizer, data rules.
@@ -35,6 +36,23 @@ def _of_model(model: ModelConfig) -> dict[str, Any]:
         for layer in fields["layers"]
     ]
     return fields
+
+
+def with_rate(document: dict[str, Any], rate: dict[str, Any]) -> dict[str, Any]:
+    """The same document with how a rate is found in place of the rate, which is not known before it has been found.
+
+    With Muon what remains of AdamW's rate is its proportion to Muon's.
+    """
+    recipe = {**document["recipe"], "learning_rate": rate}
+    if recipe["optimizer"] == "muon":
+        ratio = document["recipe"]["adam_learning_rate"] / document["recipe"]["learning_rate"]
+        recipe["adam_learning_rate"] = {"ratio": round(ratio, 12)}
+    return {**document, "recipe": recipe}
+
+
+def of_measure(measure: Measure) -> str:
+    """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
+    return digest({"measure": measure.name, **json.loads(json.dumps(measure.identity()))})
 
 
 def of_trunk(cell_document: dict[str, Any], step: int) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from orchestrator.errors import InputError
 State = Literal["pending", "blocked", "running", "finished", "diverged", "failed"]
 STATES: tuple[State, ...] = ("pending", "blocked", "running", "finished", "diverged", "failed")
 
+NO_RATE = "it has no learning rate: "
+
 VERSION = 1
 SCHEMA = """
 CREATE TABLE jobs (
@@ -191,6 +193,14 @@ class Ledger:
                 [(job_id,) for job_id in job_ids],
             )
 
+    def settle(self, job_ids: Collection[str], state: State, cause: str | None) -> None:
+        """Set what jobs that do not run are taken for: the rest of a pruned trial, or a search without a result."""
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE jobs SET state = ?, cause = ? WHERE id = ? AND state != ?",
+                [(state, cause, job_id, state) for job_id in job_ids],
+            )
+
     def reopen(self, job_ids: Collection[str]) -> None:
         """Make finished jobs pending again, because what they left is gone."""
         with self._transaction():
@@ -263,17 +273,20 @@ class Ledger:
         with self._transaction():
             while True:  # a blocked job blocks those after it in turn
                 rows = self._db.execute(
-                    "SELECT job_after.job_id, before.id, before.state, before.cause FROM job_after"
+                    "SELECT job_after.job_id, before.id, before.state, before.cause, before.kind FROM job_after"
                     " JOIN jobs ON jobs.id = job_after.job_id JOIN jobs AS before ON before.id = job_after.after_id"
                     " WHERE jobs.state = 'pending' AND before.state IN ('failed', 'diverged', 'blocked')"
                     " GROUP BY job_after.job_id"
                 ).fetchall()
                 if not rows:
                     return blocked
-                for job_id, before_id, state, why in rows:
+                for job_id, before_id, state, why, kind in rows:
                     after: State = "diverged" if state == "diverged" else "blocked"
                     cause = f"it needs job {before_id}, which is {state}"
-                    if after == "diverged":
+                    if kind == "tune":
+                        reason = why or f"job {before_id} is {state}"
+                        after, cause = "blocked", NO_RATE + reason.removeprefix(NO_RATE)
+                    elif after == "diverged":
                         cause = why if why.startswith("its trunk") else f"its trunk {before_id}: {why}"
                     self._db.execute("UPDATE jobs SET state = ?, cause = ? WHERE id = ?", (after, cause, job_id))
                     blocked.append(job_id)

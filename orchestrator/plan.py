@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,19 +14,23 @@ from orchestrator.errors import InputError
 from orchestrator.study import Study
 from orchestrator.training.task import Task
 from orchestrator.trunks import Trunk
+from orchestrator.tuning import stage as tuning
+from orchestrator.tuning.groups import TrialJob
+from orchestrator.tuning.stage import Stage
 
 
 @dataclass(frozen=True)
 class Job:
     """What Ray schedules. after: ids of jobs that must have finished. memory_bytes: of one worker.
 
-    cell_id: of a trunk, the cell that leaves at its end. A "measure" job runs in its cell's folder. steps: completed at
-    the end; tokens: trained by this job alone. flops: training FLOPs, or forward FLOPs of a measurement where known.
-    seconds: from the cells of the same model that this study has trained; None where there are none.
+    cell_id: of a trunk, the cell that leaves at its end; of a tuning trial, one that gets the rate found. A "measure"
+    job runs in its cell's folder. steps: completed at the end; tokens: trained by this job alone. flops: training, or
+    forward FLOPs of a measurement where known. seconds: from the cells of the same model that this study has trained;
+    None where there are none.
     """
 
     id: str
-    kind: Literal["train", "trunk", "measure"]
+    kind: Literal["train", "trunk", "tune", "measure"]
     cell_id: str
     after: tuple[str, ...]
     workers: int
@@ -55,7 +59,8 @@ class Plan:
     """jobs: those still to run. changed: cell id → fields that differ from the nearest cell trained before.
 
     lost: finished jobs whose record and checkpoints are gone, so that they train again. separate: why budgets share no
-    trunk, None where they do or there is but one.
+    trunk, None where they do or there is but one. tuning: where learning rates come from; None where the study gives
+    them all.
     """
 
     study: Study
@@ -68,6 +73,7 @@ class Plan:
     lost: tuple[str, ...] = ()
     trunks: tuple[tuple[Trunk, ...], ...] = ()
     separate: str | None = None
+    tuning: Stage | None = None
 
     @property
     def missing(self) -> int:
@@ -82,7 +88,7 @@ class Plan:
         return {
             "tokens": sum(job.tokens for job in self.jobs),
             "tokens_if_separate": sum(
-                budgets[job.cell_id] if job.after else job.tokens for job in self.jobs if job.kind != "trunk"
+                budgets[job.cell_id] if self._before(job) else job.tokens for job in self.jobs if job.kind != "trunk"
             ),
             "flops": sum(job.flops for job in self.jobs),
             "device_hours": None if work is None else work / 3600,
@@ -114,7 +120,8 @@ class Plan:
             "cells": [
                 {
                     **_row(cell),
-                    "trunk": self._trunk_row(cell),
+                    **self._origin(cell),
+                    "learning_rate": self._rate(cell),
                     "match_residual": cost.match_residual(cell.model),
                 }
                 for cell in self.cells
@@ -139,11 +146,13 @@ class Plan:
             "arms": [arm.model_dump() for arm in self.study.arms],
             "sizes": [size.model_dump() for size in self.study.sizes],
             "recipe": self.study.recipe.model_dump(mode="json"),
+            "learning_rates": self.study.learning_rates,
+            "tuning": self.study.tuning and self.study.tuning.model_dump(mode="json"),
             "measures": [{"name": m.name, "identity": measurement_id(m)} for m in self.study.measures],
             "cells": [
                 {
                     **_row(cell),
-                    "trunk": self._trunk_row(cell),
+                    **self._origin(cell),
                     "job_id": cell.id,
                     "windows": sorted({layer.window for layer in cell.model.layers if layer.window}),
                     "full_layers": [i for i, layer in enumerate(cell.model.layers) if layer.mixer == "full"],
@@ -151,6 +160,7 @@ class Plan:
                 }
                 for cell in self.cells
             ],
+            "trials": self.tuning.trial_rows() if self.tuning else [],
             "trunks": [
                 {
                     **{key: value for key, value in _row(trunk.cell).items() if key in ("arm", "size", "data", "seed")},
@@ -167,7 +177,8 @@ class Plan:
         data = self.study.data[cell.data]
         machine = self.study.machine
         evaluate_at, checkpoint_at = self._measured_at(job, cell)
-        return Task(
+        rate, before = self._rate(cell), self._before(job)
+        task = Task(
             kind=job.kind,
             job_id=job.id,
             cell_id=cell.id,
@@ -175,7 +186,7 @@ class Plan:
             model=cell.model,
             data=data,
             data_identity=cell.document["data"],
-            recipe=self.study.recipe,
+            recipe=self.study.recipe if rate is None else self.study.recipe.at_rate(rate),
             seed=cell.seed,
             steps=job.steps,
             schedule_steps=cell.steps,
@@ -187,8 +198,9 @@ class Plan:
             micro_batch=machine.micro_batch,
             threads=machine.threads,
             log_every=machine.log_every,
-            trunk=self.folder / "jobs" / job.after[0] if job.after else None,
+            trunk=self.folder / "jobs" / before.id if before else None,
         )
+        return self.tuning.task(job.id, task) if self.tuning and job.kind == "tune" else task
 
     def _measured_at(self, job: Job, cell: Cell) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(evaluate_at, checkpoint_at) of a job: a trunk's are those of all cells that leave at its end or later."""
@@ -199,6 +211,21 @@ class Plan:
             evaluate |= {step for step in evaluate_at if step <= job.steps}
             keep |= {step for step in checkpoint_at if step <= job.steps}
         return tuple(sorted(evaluate)), tuple(sorted(keep))
+
+    def _rate(self, cell: Cell) -> float | None:
+        """The learning rate of a cell; None while its tuning is not over."""
+        if self.tuning and self.tuning.group_of(cell):
+            return self.tuning.rate_of(cell)
+        return self.study.recipe_of(cell.arm, cell.size).learning_rate
+
+    def _before(self, job: Job) -> Trunk | None:
+        """The trunk that a job starts from."""
+        return self._trunk.get(job.after[0]) if job.after else None
+
+    def _origin(self, cell: Cell) -> dict[str, Any]:
+        """Where a cell's first steps and its rate come from, for the documents."""
+        group = self.tuning.group_of(cell) if self.tuning else None
+        return {"trunk": self._trunk_row(cell), "tuning": {"name": group.name, "id": group.id} if group else None}
 
     def _trunk_row(self, cell: Cell) -> dict[str, Any] | None:
         """The trunk that a cell leaves where its own decay begins."""
@@ -238,7 +265,7 @@ def stored_document(root: Path, name: str) -> dict[str, Any]:
 
 def measurement_id(measure: Any) -> str:
     """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
-    return identity.digest({"measure": measure.name, **json.loads(json.dumps(measure.identity()))})
+    return identity.of_measure(measure)
 
 
 def make(
@@ -255,7 +282,9 @@ def make(
     """
     cells = expand(study)
     earlier = earlier or {}
-    paces = _seconds_a_token({cell.id: cell.document for cell in cells}, earlier, known)
+    stage = tuning.of_study(study, folder)
+    documents = {cell.id: cell.document for cell in cells} | (stage.documents(known) if stage else {})
+    paces = _seconds_a_token(documents, earlier, known)
     missing, measurements, changed = [], [], {}
     lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()
     lost = [
@@ -279,12 +308,16 @@ def make(
         [job_id for job_id, job in known.items() if job.state == "finished" and job_id not in lost],
     )
     before = plan.before.get
+    tuned = stage.waits_for if stage else lambda cell: ()
+    trials, gone = stage.to_run(missing, known, _is_gone) if stage else ([], [])
+    lost += gone
     jobs = [
+        *(_trial_job(study, stage.cell_of(trial, cells), trial, paces) for trial in trials if stage),
         *(
-            _job(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces)
+            _job(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces, tuned(trunk.cell))
             for trunk in plan.trunks
         ),
-        *(_job(study, "train", cell.id, cell, cell.steps, before(cell.id), paces) for cell in missing),
+        *(_job(study, "train", cell.id, cell, cell.steps, before(cell.id), paces, tuned(cell)) for cell in missing),
         *measurements,
     ]
     by_id = {cell.id: cell for cell in cells}
@@ -292,7 +325,7 @@ def make(
     explained = {cell: why for cell, why in changed.items() if why}
     separate = trunks.why_not(len(study.budgets), study.recipe, study.machine.share_trunks, lines)
     used = [job_id for job_id in lost if any(job.id == job_id for job in jobs)]
-    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(used), lines, separate)
+    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(used), lines, separate, stage)
 
 
 def _tokens_per_step(cell: Cell) -> int:
@@ -307,6 +340,7 @@ def _job(
     steps: int,
     before: Trunk | None,
     paces: Mapping[str, float],
+    tuned: tuple[str, ...] = (),
 ) -> Job:
     pace = paces.get(_model_key(cell.document))
     machine = study.machine
@@ -317,7 +351,7 @@ def _job(
         id=job_id,
         kind=kind,
         cell_id=cell.id,
-        after=(before.id,) if before else (),
+        after=(before.id,) if before else tuned,
         workers=workers,
         steps=steps,
         tokens=tokens,
@@ -332,6 +366,13 @@ def _job(
         ).total,
         seconds=None if pace is None else tokens * pace,
     )
+
+
+def _trial_job(study: Study, cell: Cell, trial: TrialJob, paces: Mapping[str, float]) -> Job:
+    like = _job(study, "train", trial.id, cell, trial.steps, None, paces, trial.after)
+    share = trial.tokens / like.tokens
+    seconds = None if like.seconds is None else like.seconds * share
+    return replace(like, kind="tune", tokens=trial.tokens, flops=like.flops * share, seconds=seconds)
 
 
 def _model_key(document: Mapping[str, Any]) -> str:

@@ -33,6 +33,13 @@ class Recipe(BaseModel):
     clip: float | None = Field(default=None, gt=0)
     precision: Literal["float32", "bfloat16"] = "float32"
 
+    def at_rate(self, rate: float) -> "Recipe":
+        """This recipe at another learning rate. With Muon AdamW's rate moves along, in the same proportion."""
+        if rate == self.learning_rate:
+            return self
+        adam = self.adam_learning_rate * (1.0 if self.optimizer == "adamw" else rate / self.learning_rate)
+        return self.model_copy(update={"learning_rate": float(rate), "adam_learning_rate": adam})
+
     def decay_starts(self, steps: int) -> int:
         """Steps of `steps` before the decay. Up to there a longer training takes the same steps."""
         return steps - round(self.decay_fraction * steps)

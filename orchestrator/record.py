@@ -143,7 +143,7 @@ class RecordWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._tokens_per_step = tokens_per_step
         self._file = path.open("ab")
-        _cut_torn_line(path)
+        cut_torn_line(path)
         lines = read(path)
         self._held = {_key(line) for line in lines if "metrics" in line}
         self._last_event: str | None = next((line["event"] for line in reversed(lines) if "event" in line), None)
@@ -196,7 +196,8 @@ def _key(line: Mapping[str, Any]) -> tuple[str, str | None, int]:
     return line["source"], line.get("measurement"), line["step"]
 
 
-def _cut_torn_line(path: Path) -> None:
+def cut_torn_line(path: Path) -> None:
+    """Cuts what a write that was cut short has left at the end of a file of JSON lines."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
     last = content[content.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end]

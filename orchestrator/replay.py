@@ -236,7 +236,7 @@ class Replay:
             store.describe(str(note.run_id), run.name, run.tags | self._parent_tag(run), run.params)
             note = self._note(run, described=run.digest, files=False)
         if note.state != state:
-            tags = {"state": state.state, "cause": state.cause or "", "attempts": str(state.attempts)}
+            tags = {"state": state.state, "cause": state.cause or "", "attempts": str(state.attempts), **state.tags}
             store.tag(str(note.run_id), {f"gridlaw.{key}": value for key, value in tags.items()})
             end = _last_time_ms(run.record) if run.job else None
             store.set_status(str(note.run_id), state.status, end or round(time.time() * 1000))

@@ -71,10 +71,11 @@ class Queue:
     """The jobs that can start, the one with the longest way to go first, kept so while jobs end.
 
     A job is ready once all it waits for has finished; `after` a job that is neither among `jobs` nor finished, never.
+    taken: jobs that run already.
     """
 
-    def __init__(self, jobs: Iterable[PlannedJob], finished: Collection[str]) -> None:
-        jobs, done = list(jobs), set(finished)
+    def __init__(self, jobs: Iterable[PlannedJob], finished: Collection[str] = (), taken: Collection[str] = ()) -> None:
+        jobs, done, away = list(jobs), set(finished), set(taken)
         lengths = chains(jobs, {job.id: job.flops / job.workers for job in jobs})
         self._jobs = {job.id: ReadyJob(job.id, job.workers, lengths[job.id]) for job in jobs}
         self._waits = {job.id: set(job.after) - done for job in jobs}
@@ -82,7 +83,8 @@ class Queue:
         for job in jobs:
             for before in job.after:
                 self._behind[before].append(job.id)
-        self.ready = sorted((self._jobs[job.id] for job in jobs if not self._waits[job.id]), key=_order)
+        free = (job.id for job in jobs if not self._waits[job.id] and job.id not in away)
+        self.ready = sorted((self._jobs[job_id] for job_id in free), key=_order)
 
     def take(self, job_id: str) -> None:
         """A job starts."""

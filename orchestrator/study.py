@@ -10,13 +10,24 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from model import cost
 from model.config import ModelConfig
 from model.mixers.table import parse_pattern
 from orchestrator.errors import InputError, one_line
 from orchestrator.recipe import Recipe, check_recipe
+from orchestrator.tuning import settings
+from orchestrator.tuning.settings import Tuning
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
@@ -133,6 +144,8 @@ class Study(BaseModel):
 
     budgets: training tokens, absolute (1_843_200) or in multiples of non-embedding parameters ("100N").
     data: one source, or named conditions {"near": …, "far": …}. measures: objects of `analysis.measures`.
+    tuning: how learning rates are found before the cells train, None for the recipe's own. learning_rates: rates given
+    by hand, by "arm" or "arm size"; they go before tuning and recipe.
     notes: choices a reader of the report must know.
     """
 
@@ -150,6 +163,8 @@ class Study(BaseModel):
     evaluations: Evaluations = Evaluations()
     machine: Machine = Machine()
     question: Question | None = None
+    tuning: Tuning | None = None
+    learning_rates: dict[str, StrictFloat | StrictInt] = {}
     notes: tuple[str, ...] = ()
 
     @field_validator("name")
@@ -236,6 +251,13 @@ class Study(BaseModel):
                 f"data: guessing is right with different chances ({each}), so one floor does not serve them all; "
                 f"make a study of each"
             )
+        settings.check(
+            self.tuning,
+            self.learning_rates,
+            [arm.name for arm in self.arms],
+            [size.name for size in self.sizes],
+            [measure.name for measure in self.measures],
+        )
         check_recipe(self.recipe, self.machine.zero_stage)
         if isinstance(self.machine.workers, dict) and set(self.machine.workers) != {size.name for size in self.sizes}:
             names = ", ".join(size.name for size in self.sizes)
@@ -270,6 +292,15 @@ class Study(BaseModel):
         )
         cost.parameters(model)  # a mixer refuses here the shapes it cannot have
         return cost.matched(model) if self.backbone.match_parameters else model
+
+    def recipe_of(self, arm: str, size: str) -> Recipe:
+        """The recipe of one arm at one size, at its rate by hand where there is one."""
+        rate = settings.by_hand(self.learning_rates, arm, size)
+        return self.recipe if rate is None else self.recipe.at_rate(rate)
+
+    def is_tuned(self, arm: str, size: str) -> bool:
+        """Whether trials, or a law over them, give the learning rate."""
+        return self.tuning is not None and settings.by_hand(self.learning_rates, arm, size) is None
 
 
 # The paper's sizes (arXiv 2606.15378): d_ff = 2.5 d, head width 64, two key-value heads. S5's shape is inferred.

@@ -13,12 +13,14 @@ from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.plan import Known, Plan
 from orchestrator.study import Study
+from orchestrator.tuning import results as tuning_results
 
 if TYPE_CHECKING:
     from orchestrator.driver import Event, RunResult
     from orchestrator.fleet import FleetOptions
     from orchestrator.tracked_runs import CellState
     from orchestrator.tracking import Pending, Tracker
+    from orchestrator.tuning.tuner import Tuner
 
 
 @dataclass(frozen=True)
@@ -39,30 +41,40 @@ class _CellTracker:
 
     tracker: "Tracker"
     ledger: Ledger
+    folder: Path
+    document: dict[str, Any]
     waiting: "Pending | None" = None
 
     def start(self) -> None:
-        self.tracker.update(cell_states(self.ledger))
+        self.tracker.update(run_states(self.ledger, self.folder, self.document))
         self.tracker.start()
 
-    def update(self, job_id: str) -> None:
-        self.tracker.update(cell_states(self.ledger, [job_id]))
+    def update(self, job_id: str | None) -> None:
+        """After an event of a job, or of the whole run."""
+        self.tracker.update(run_states(self.ledger, self.folder, self.document, None if job_id is None else [job_id]))
 
     def stop(self, timeout: float) -> Any:
-        self.tracker.update(cell_states(self.ledger))
+        self.tracker.update(run_states(self.ledger, self.folder, self.document))
         self.waiting = self.tracker.stop(timeout)
         return self.waiting
 
 
-def cell_states(ledger: Ledger, job_ids: Collection[str] | None = None) -> "dict[str, CellState]":
-    """Where each cell the ledger knows stands: with its training job, whose id is the cell's; trunks by theirs.
+def run_states(
+    ledger: Ledger, folder: Path, document: dict[str, Any], job_ids: Collection[str] | None = None
+) -> "dict[str, CellState]":
+    """Where each run the ledger knows stands: cells by their training job, whose id is theirs, trunks and trials too.
 
+    folder: STUDY_ROOT/NAME; document: its study.json. What tuning has found stands in the tags.
     job_ids: of these alone.
     """
     from orchestrator.tracked_runs import CellState
 
-    rows = ledger.snapshot(job_ids).values()
-    return {row.id: CellState(row.state, row.cause, row.attempts) for row in rows if row.kind != "measure"}
+    tags = tuning_results.tags(folder, document)
+    return {
+        row.id: CellState(row.state, row.cause, row.attempts, tags.get(row.id, {}))
+        for row in ledger.snapshot(job_ids).values()
+        if row.kind != "measure"
+    }
 
 
 def make_plan(study: Study, root: Path, slots: int) -> Plan:
@@ -109,12 +121,13 @@ def submit(
                 _write(folder / "jobs" / cell["id"] / "config.json", cell)
             with Ledger.open(folder / "ledger.db") as ledger:
                 ledger.reopen([*plan.lost, *(job.id for job in plan.jobs if job.kind == "measure")])
-                tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger)
+                tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger, folder, document)
 
                 def told(event: "Event") -> None:
-                    if event.job_id is not None:
-                        tracker.update(event.job_id)
+                    tracker.update(event.job_id)
                     on_event(event)
+
+                tuner = _tuner(plan, ledger, lambda line: told(driver.Event("tuned", None, line)))
 
                 result = driver.run(
                     plan.jobs,
@@ -124,6 +137,7 @@ def submit(
                     cells={cell.id: planning.ledger_row(cell) for cell in plan.cells},
                     study_folder=source.parent,
                     tracker=tracker,
+                    tuner=tuner,
                     on_event=told,
                     started=started,
                 )
@@ -137,6 +151,18 @@ def submit(
     return Submission(bool(plan.jobs), result, tracker.waiting)
 
 
+def _tuner(plan: Plan, ledger: Ledger, tell: Callable[[str], None]) -> "Tuner | None":
+    """What finds the rates of a plan's cells; None where the study gives them all."""
+    if plan.tuning is None:
+        return None
+    from orchestrator.tuning.tuner import Tuner
+
+    by_id = {cell.id: cell for cell in plan.cells}
+    waiting = [by_id[job.cell_id] for job in plan.jobs if job.kind != "measure"]
+    group_of = {cell.id: group for cell in plan.cells if (group := plan.tuning.group_of(cell))}
+    return Tuner(plan.tuning, plan.tuning.open_groups(waiting), group_of, ledger, tell)
+
+
 def _is_delivered(plan: Plan, document: dict[str, Any], tracking_uri: str | None) -> bool:
     """Whether study.json and the tracking store already say what they should. Imports no MLflow."""
     from orchestrator.tracking import up_to_date
@@ -147,7 +173,8 @@ def _is_delivered(plan: Plan, document: dict[str, Any], tracking_uri: str | None
     except (OSError, ValueError):
         return False
     with Ledger.read(plan.folder / "ledger.db") as ledger:
-        return up_to_date(plan.folder.parent, document, cell_states(ledger), tracking_uri)
+        states = run_states(ledger, plan.folder, document)
+        return up_to_date(plan.folder.parent, document, states, tracking_uri)
 
 
 def _make(folder: Path) -> list[Path]:

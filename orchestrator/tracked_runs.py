@@ -13,11 +13,12 @@ STATUS = {"running": "RUNNING", "finished": "FINISHED", "diverged": "FAILED", "f
 
 @dataclass(frozen=True)
 class CellState:
-    """Where a cell stands: a state of the ledger, its cause, and the attempts made."""
+    """Where a cell stands: a state of the ledger, its cause, and the attempts made. tags: what else became known."""
 
     state: str
     cause: str | None = None
     attempts: int = 0
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -27,7 +28,10 @@ class CellState:
 
 @dataclass(frozen=True)
 class Run:
-    """One MLflow run to be: of a cell or a trunk (job: its id), or the study's (None). files: sent once they exist."""
+    """One MLflow run to be: of a cell, a trunk or a tuning trial (job: its id), or the study's own (None).
+
+    files: sent once they exist.
+    """
 
     job: str | None
     name: str
@@ -115,6 +119,12 @@ def planned_runs(folder: Path, document: Mapping[str, Any]) -> tuple[Run, list[R
         name = " ".join([*place, f"trunk to {budget_words(trunk['tokens'])} seed {trunk['seed']}"])
         plain = {key: value for key, value in trunk.items() if key != "id"}
         runs.append(Run(trunk["id"], name, folder / "jobs" / trunk["id"], tags, flatten(plain)))
+    for trial in document.get("trials", []):
+        tags = {"gridlaw.study": study, "gridlaw.kind": "tune", "gridlaw.job": trial["id"]}
+        place = [trial["arm"], trial["size"], trial["data"]] if several else [trial["arm"], trial["size"]]
+        plain = {key: value for key, value in trial.items() if key != "id"}
+        name = " ".join([*place, f"trial {trial['number']} of {budget_words(trial['tokens'])}"])
+        runs.append(Run(trial["id"], name, folder / "jobs" / trial["id"], tags, flatten(plain)))
     return parent, runs
 
 

@@ -15,8 +15,8 @@ class Task:
     """One job for one gang.
 
     kind: "train" trains a cell from its last committed checkpoint (or from step 0) to `steps`, measuring on the way;
-    "trunk" trains what several budgets share, in the same way; "measure" runs `measures` on the stored checkpoints of
-    `folder`, training nothing.
+    "trunk" what several budgets share and "tune" a trial of a learning rate, in the same way; "measure" runs `measures`
+    on the stored checkpoints of `folder`, training nothing.
     folder: jobs/<id>. data_identity: of the data the cell's identity counts on, `identity.of_data` when it was planned.
     schedule_steps: the length the learning rate's schedule is laid out for, None for `steps`.
     evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
@@ -24,7 +24,7 @@ class Task:
     trunk: folder of the finished trunk that a job without checkpoints of its own starts from.
     """
 
-    kind: Literal["train", "trunk", "measure"]
+    kind: Literal["train", "trunk", "tune", "measure"]
     job_id: str
     cell_id: str
     folder: Path

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from experiments import status
+from experiments import show, status
 from orchestrator.ledger import AttemptEnd, Ledger
+from orchestrator.tuning import results
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,39 @@ def test_the_longest_cell_bounds_the_time_left(tmp_path: Path) -> None:
         ledger.start_attempt("b", ledger.start_session(8, None), 1, warm=False, available=0.0)
     write_record(tmp_path, "b", 100.0)
     assert status.read("tiny", tmp_path, cells("b"))["seconds_left"] == pytest.approx(10.0)
+
+
+def test_tuning_shows_how_far_it_is_and_what_to_be_warned_of(tmp_path: Path) -> None:
+    rows = [
+        {**row, "size": size, "tuning": {"name": f"full@{size}", "id": "x"}}
+        for row, size in zip(cells("a", "b"), ("s", "t"), strict=True)
+    ]
+    trials = [Job(f"a-{i}", "tune") for i in range(4)]
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        ledger.add([Job("a"), Job("b"), *trials])
+        ledger.query("UPDATE jobs SET cell_id = 'a' WHERE kind = 'tune'")
+        ledger.settle(["a-0"], "finished", "pruned after 5 steps")
+    found = {"name": "full@t", "id": "x", "rate": 0.1, "interval": [0.09, 0.2], "method": "best trial"}
+    results.write(tmp_path, {**found, "at_edge": "high", "warnings": ["full t: at the edge"]})
+    document = status.read("tiny", tmp_path, rows)
+    assert [(row["size"], row["rate"], row["ended"], len(row["jobs"])) for row in document["tuning"]] == [
+        ("s", None, 1, 4),
+        ("t", 0.1, 0, 0),
+    ]
+    assert document["warnings"] == ["full t: at the edge"]
+    assert len(document["cells"]) == 2, "trials are no cells"
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(show.status(document))
+    assert "tuning: 1 of 2 learning rates known, 1 of 4 trial jobs over" in capture.get()
+    assert "full t: at the edge" in capture.get()
+    line = show.event("diverged", "a-1", "non-finite loss at step 3", document)
+    assert line == "full s tuning trial diverged (1 of 4 jobs over): non-finite loss at step 3"
+
+
+def test_the_finding_of_other_trials_is_none(tmp_path: Path) -> None:
+    results.write(tmp_path, {"name": "full@s", "id": "old", "rate": 0.1})
+    assert results.read(tmp_path, "full@s", "new") is None
+    assert results.read(tmp_path, "full@s", "old") == {"name": "full@s", "id": "old", "rate": 0.1}
+    (tmp_path / "tuning/full@s.json").write_text('{"name": "full@s", "id": "ol')
+    assert results.read(tmp_path, "full@s", "old") is None

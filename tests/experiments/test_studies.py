@@ -35,3 +35,11 @@ def test_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     study = load(STUDIES / "own_text.py")
     assert [cell.arm for cell in expand(study)] == ["full", "swa-64"] * 2
+
+
+def test_tuned_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    study = load(STUDIES / "tuned_rates.py")
+    rates = {(cell.arm, cell.size): cell.document["recipe"]["learning_rate"] for cell in expand(study)}
+    assert len(rates) == 6
+    assert all(("law_over" in rate) == (size == "d128") for (_, size), rate in rates.items())

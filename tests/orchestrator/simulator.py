@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from orchestrator import scheduler
-from orchestrator.driver import _Loop, _Signals
+from orchestrator.driver import _Loop, _Orders, _Signals
 from orchestrator.fleet import Fleet, FleetEvent, GangReady, JobEnded
 from orchestrator.ledger import Ledger
 from orchestrator.plan import Job, Plan
@@ -162,8 +162,9 @@ def simulate(plan: Plan, folder: Path, *, loses: float = 0.0, stop_after: int | 
         cast(Fleet, fleet),
         ledger,
         session,
-        cast(Mapping[str, bytes], _Empty()),
-        scheduler.Queue(plan.jobs, []),
+        cast(_Orders, _NoOrders()),
+        None,
+        plan.jobs,
         lambda event: None,
         fleet.signals,
         hung_s=1e9,
@@ -181,6 +182,6 @@ def lower_bound(jobs: Sequence[Job], work: Mapping[str, float], slots: int) -> f
     return max(sum(work.values()) / slots, *scheduler.chains(jobs, seconds).values())
 
 
-class _Empty(dict[str, Any]):
-    def __missing__(self, job_id: str) -> bytes:
+class _NoOrders:
+    def packed(self, job_id: str) -> bytes:
         return b""
