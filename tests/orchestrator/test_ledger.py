@@ -72,7 +72,7 @@ def test_failure_blocks_all_that_follows_and_a_new_submission_tries_again(ledger
     assert ledger.snapshot()["b"].cause == "it needs job a, which is failed"
     assert pending(ledger) == ["d"]
     ledger.retry(["a", "b", "c"])
-    assert pending(ledger) == ["a", "d"]
+    assert pending(ledger) == ["a", "b", "c", "d"]
     assert ledger.block() == []
 
 

@@ -3,17 +3,18 @@
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from test_study import SIZE, Noise
 
 from orchestrator import identity, plan
-from orchestrator.ledger import AttemptEnd, Ledger
+from orchestrator.ledger import AttemptEnd, JobRow, Ledger
 from orchestrator.measure import Measurement
-from orchestrator.plan import Known, Plan
+from orchestrator.plan import Job, Known, Plan
 from orchestrator.recipe import Recipe
+from orchestrator.scheduler import Queue
 from orchestrator.study import Arm, Study
 from orchestrator.submit import _tuner
 from orchestrator.tuning.settings import Tuning
@@ -62,6 +63,13 @@ class Killed(Exception):
     """The driver's end, between any two steps."""
 
 
+def _ready_trials(ledger: Ledger, jobs: Sequence[Job]) -> list[JobRow]:
+    rows = ledger.snapshot()
+    pending = [job for job in jobs if rows[job.id].state == "pending"]
+    queue = Queue(pending, [row.id for row in rows.values() if row.state == "finished"])
+    return sorted((rows[job.id] for job in queue.ready if rows[job.id].kind == "tune"), key=lambda row: row.id)
+
+
 class FakeDriver:
     """One session: runs the trials of a plan in an order drawn from `order`, each as long as a line of its record.
 
@@ -100,7 +108,7 @@ class FakeDriver:
             ledger.block()
             session = ledger.start_session(2, None)
             by_id = {job.id: job for job in planned.jobs}
-            while ready := [row for row in ledger.ready() if row.kind == "tune" and row.id in by_id]:
+            while ready := _ready_trials(ledger, planned.jobs):
                 job = by_id[self.random.choice(ready).id]
                 ledger.start_attempt(job.id, session, 0, warm=True, available=0.0)
                 task = tuner.task(planned.task(job))
