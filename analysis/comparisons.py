@@ -52,7 +52,8 @@ class SpeedRatio:
 
 @dataclass(frozen=True)
 class SameCeiling:
-    """Ceiling of `arm` minus ceiling of `reference`, over emerged seeds, all of which must have reached a plateau.
+    """Ceiling of `arm` minus ceiling of `reference`, over emerged seeds, all of which must have reached a plateau and
+    stayed on it.
 
     p, p_holm: of no difference, as in SpeedRatio. equivalent: two one-sided tests at 5% put the difference within the
     margin; None where they cannot be made.
@@ -151,17 +152,15 @@ def same_ceiling(arm: Emergence, reference: Emergence, margin: float) -> SameCei
             flags.append(f"{row.arm}: {'no seed emerged' if row.seeds else NO_SEED}")
         elif rising:
             flags.append(f"{row.arm}: {rising} of {row.emerged} emerged seeds without a plateau")
+        elif above := sum(ENDS_ABOVE in seed.curve.flags for seed in row.seeds):
+            flags.append(f"{row.arm}: {above} of {row.emerged} emerged seeds end above their fitted ceiling")
     test = None
     if not flags:
         ceilings = [[seed.curve.ceiling for seed in row.seeds if seed.curve.ceiling] for row in (arm, reference)]
         test = welch(ceilings[0], ceilings[1], margin=margin)
         if test.ci is None:
             flags.append(ONE_SEED if min(map(len, ceilings)) == 1 else NO_SPREAD)
-        for row in (arm, reference):
-            if row.censored:
-                flags.append(f"{row.arm}: over the {row.emerged} seeds that emerged")
-            if above := sum(ENDS_ABOVE in seed.curve.flags for seed in row.seeds):
-                flags.append(f"{row.arm}: {above} of {len(row.seeds)} seeds end above their fitted ceiling")
+        flags += [f"{row.arm}: over the {row.emerged} seeds that emerged" for row in (arm, reference) if row.censored]
     return SameCeiling(
         arm=arm.arm,
         reference=reference.arm,

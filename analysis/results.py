@@ -3,7 +3,6 @@
 Works while a study is unfinished: a cell without a record has a row all the same, so that none is lost by being absent.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import polars as pl
 
 from orchestrator import record
-from orchestrator.errors import InputError
 from orchestrator.ledger import JobRow, Ledger
+from orchestrator.plan import stored_document
 
 FINAL_LOSS_LINES = 10  # one batch is noisy: the final training loss is the mean over the last logged lines
 
@@ -61,7 +60,7 @@ def collect(root: Path | str, name: str) -> Results:
     Raises InputError where the study is unknown or its study.json cannot be read.
     """
     folder = Path(root) / name
-    study = _study(folder)
+    study = stored_document(Path(root), name)
     jobs = _jobs(folder / "ledger.db")
     current = {measure["identity"] for measure in study.get("measures", [])}
     runs: list[dict[str, Any]] = []
@@ -79,19 +78,9 @@ def collect(root: Path | str, name: str) -> Results:
     return results
 
 
-def _study(folder: Path) -> dict[str, Any]:
-    path = folder / "study.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"study: {folder.name!r} has no study.json under {folder.parent}; run it first") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"study: {path} is not JSON ({error}); run the study again to write it anew") from None
-
-
 def _jobs(ledger: Path) -> dict[str, JobRow]:
     """Jobs by id; none before the first run."""
-    if not ledger.exists():
+    if not Ledger.is_at(ledger):
         return {}
     with Ledger.read(ledger) as open_ledger:
         return open_ledger.snapshot()

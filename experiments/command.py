@@ -1,7 +1,9 @@
 """The `gridlaw` command. Imports stay inside the verbs: help answers at once, `plan` needs neither Ray nor MLflow."""
 
 import contextlib
+import errno
 import json
+import re
 import shutil
 import sys
 import time
@@ -13,8 +15,9 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from orchestrator.driver import Event
@@ -24,14 +27,37 @@ ROOT = Path("studies")
 
 
 class OneLineErrors(TyperGroup):
-    """A wrong input ends in one line on standard error and exit code 2."""
+    """A wrong input or a wrong word ends in one line on standard error and exit code 2."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _one_line():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _one_line():
             return super().invoke(ctx)
-        except InputError as error:
-            typer.echo(f"gridlaw: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(2) from None
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    code = 2
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+    except TyperException as error:
+        message = getattr(error, "format_message", error.__str__)()
+        if "\n" in message:  # the help, where no verb was given
+            raise
+        message = f"{message.rstrip('.')}; see gridlaw --help"
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # the reader has left: no fault
+            raise
+        message, code = f"{error.filename or 'output'}: {error.strerror}; make room for it and try again", 1
+    else:
+        return
+    typer.echo(f"gridlaw: {' '.join(message.split())}", err=True)
+    raise typer.Exit(code) from None
 
 
 app = typer.Typer(
@@ -45,16 +71,38 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _as_root(root: Path) -> Path:
+    """Raises InputError for what can be no folder; one that is not there yet can."""
+    try:
+        usable = root.is_dir() or not root.exists()
+        reason = "a file, no folder"
+    except OSError as error:
+        usable, reason = False, error.strerror or "not usable"
+    if not usable:
+        raise InputError(f"--root: {shortened(root)} is no folder for studies ({reason}); give another")
+    return root
+
+
+def _as_tracking(uri: str | None) -> str | None:
+    if uri is not None and not re.match(r"(https?|sqlite|postgresql|mysql|mssql|databricks)(\+\w+)?:", uri):
+        raise InputError(
+            f"--tracking-uri: {shortened(uri)!r} is no address of an MLflow store; give http://HOST:PORT or "
+            f"sqlite:///PATH, or leave it out"
+        )
+    return uri
+
+
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study file, or the name of a study under the root.")
 ]
-RootOption = Annotated[Path, typer.Option("--root", help="Folder of the studies.")]
+RootOption = Annotated[Path, typer.Option("--root", help="Folder of the studies.", callback=_as_root)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 CpusOption = Annotated[int | None, typer.Option("--cpus", min=1, help="CPU cores to use; default: all usable ones.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to use; default: all there are.")]
 AddressOption = Annotated[str | None, typer.Option("--address", help="A Ray cluster; default: this machine.")]
 TrackingOption = Annotated[
-    str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.")
+    str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.", callback=_as_tracking)
 ]
 HoursOption = Annotated[float | None, typer.Option("--max-hours", min=0, help="Refuse above this many device hours.")]
 
@@ -117,7 +165,7 @@ def run(
                 on_event=lambda event: _tell(event, look, console, live),
                 started=started,
             )
-        if submission.waiting and submission.waiting.reason:
+        if submission.waiting and submission.waiting.points:
             text = (
                 f"{submission.waiting.points} points wait for MLflow ({submission.waiting.reason}); run again to send"
             )
@@ -132,7 +180,7 @@ def run(
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     elif written:
-        fit(study, root)
+        _print_findings(root, loaded.name, as_json=False)
         typer.echo(f"report: {written}")
     if stopped:
         console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
@@ -167,11 +215,8 @@ def status(
 def fit(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = False) -> None:
     """When the capability emerges in each arm, with intervals, and whether the arms end level."""
     with _standard_output_kept():
-        from analysis import findings
-        from experiments import show
-
-        document = findings.as_json(findings.fit_study(root, _name(study, root)))
-    _print(document, as_json, show.findings)
+        name = _name(study, root)
+    _print_findings(root, name, as_json)
 
 
 @app.command(epilog="Example: gridlaw report quickstart")
@@ -222,7 +267,17 @@ def _print(document: dict[str, Any], as_json: bool, view: Callable[[dict[str, An
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:
-        Console(highlight=False).print(view(document), soft_wrap=True)
+        # A pipe has no width: nothing is cut there.
+        Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(view(document), soft_wrap=True)
+
+
+def _print_findings(root: Path, name: str, as_json: bool) -> None:
+    with _standard_output_kept():
+        from analysis import findings
+        from experiments import show
+
+        document = findings.as_json(findings.fit_study(root, name))
+    _print(document, as_json, show.findings)
 
 
 def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, live: bool) -> None:
@@ -259,11 +314,12 @@ def _is_file(study: str) -> bool:
 
 def _study(study: str, root: Path) -> "tuple[Study, Path]":
     """A study and its file: the file given, or the one a study under the root was made from."""
+    from orchestrator.plan import stored_document
     from orchestrator.study import load
 
     if _is_file(study):
         return load(Path(study)), Path(study).resolve()
-    source = Path(_stored(study, root)["source"])
+    source = Path(stored_document(root, study)["source"])
     if not source.is_file():
         raise InputError(f"study: {study} was made from {source}, which is gone; give the study file")
     return load(source), source
@@ -271,61 +327,66 @@ def _study(study: str, root: Path) -> "tuple[Study, Path]":
 
 def _name(study: str, root: Path) -> str:
     """The name of a study that has been run under the root."""
+    from orchestrator.plan import stored_document
+
     name = _study(study, root)[0].name if _is_file(study) else study
-    _stored(name, root)
+    stored_document(root, name)
     return name
-
-
-def _stored(name: str, root: Path) -> dict[str, Any]:
-    path = root / name / "study.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(
-            f"study: {name!r} is neither a study file nor a study under {root}; give a .py file, or run the study first"
-        ) from None
 
 
 def _cells(study: str, root: Path) -> tuple[str, Path, list[dict[str, Any]]]:
     """(name, folder, rows of the cells): of the study file where one is given, else of study.json."""
-    if not _is_file(study):
-        return study, root / study, _stored(study, root)["cells"]
+    from orchestrator.plan import stored_document
     from orchestrator.submit import make_plan
+
+    if not _is_file(study):
+        return study, root / study, stored_document(root, study)["cells"]
 
     made = make_plan(_study(study, root)[0], root, slots=1)
     return made.study.name, made.folder, made.as_json()["cells"]
 
 
 def _gpus(gpus: int | None) -> int:
-    """The GPUs to use: as many as asked for, else all of this machine."""
-    if gpus is not None:
-        return gpus
+    """The GPUs to use of this machine: as many as asked for, else all."""
+    if gpus == 0:
+        return 0
     import torch
 
-    return torch.cuda.device_count()
+    there = torch.cuda.device_count()
+    if gpus is not None and gpus > there:
+        raise InputError(f"--gpus: {gpus} asked for, this machine has {there}; give fewer, or --gpus 0 for its CPUs")
+    return there if gpus is None else gpus
 
 
 def _slots(study: "Study", cpus: int | None, gpus: int | None) -> int:
     """Workers at once on this machine: one a GPU, or as many as have `machine.threads` CPUs each."""
     from experiments.doctor import usable_cpus
 
-    return _gpus(gpus) or max(1, (cpus or usable_cpus()) // study.machine.threads)
+    slots = _gpus(gpus) or (cpus or usable_cpus()) // study.machine.threads
+    if not slots:
+        raise InputError(
+            f"machine.threads: {study.machine.threads} a worker, but there are {cpus or usable_cpus()} CPUs to use; "
+            f"lower it or raise --cpus"
+        )
+    return slots
 
 
 def _within_limits(document: dict[str, Any], folder: Path, max_hours: float | None) -> None:
     """Raises InputError where the plan would not fit the disk or exceeds what the user allows."""
+    from experiments import show
     from experiments.doctor import nearest_existing
 
     totals = document["totals"]
     free = shutil.disk_usage(nearest_existing(folder)).free
     if totals["disk_bytes"] > free:
         raise InputError(
-            f"disk: the study needs {totals['disk_bytes'] / 2**30:.1f} GiB, {free / 2**30:.1f} are free at {folder}; "
+            f"disk: the study needs {show.count(totals['disk_bytes'])}B, {show.count(free)}B are free at {folder}; "
             f"keep fewer checkpoints (evaluations.checkpoints) or give another --root"
         )
     if max_hours is not None and totals["device_hours"] is None:
         raise InputError(
-            f"--max-hours: {max_hours:g} cannot be held before an arm has run here, its speed is unknown; "
+            f"--max-hours: {max_hours:g} cannot be held, the time of "
+            f"{sum(job['seconds'] is None for job in document['jobs'])} jobs is not known before an arm has run here; "
             f"run one seed without the limit first"
         )
     if max_hours is not None and totals["device_hours"] > max_hours:

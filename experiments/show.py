@@ -88,8 +88,12 @@ def plan(document: Document) -> RenderableType:
             f"{totals['device_hours']:.2f} device hours, at least {duration(totals['makespan_lower_bound_s'])} here"
             + (f", price {totals['price']:.2f}" if totals["price"] is not None else "")
         )
+    elif kinds["measure"]:
+        lines.append("time: not known for measurements on stored checkpoints")
     elif document["jobs"]:
         lines.append("time: not known before the first cell of each arm has run on this root")
+    if document["lost"]:
+        lines.append(f"{len(document['lost'])} finished cells have lost their files and train again")
     reasons = Counter("; ".join(why) for why in document.get("changed", {}).values())
     lines += [f"new identity ({n} cells): {why}" for why, n in reasons.most_common(5)]
     return Group(table, Text(), *(Text(line) for line in lines))
@@ -196,15 +200,16 @@ def event(kind: str, job_id: str | None, text: str, document: Document) -> str:
 def findings(document: Document) -> RenderableType:
     """When the capability emerged in each arm.
 
-    ratio: of T50 to the reference's, or what bounds it where no seed of one of them emerged. level: whether both are
-    shown to end alike; that they are not shown to does not say that they differ.
+    T50: in tokens. seeds: those that emerged, of all. ratio: of T50 to the reference's, or what bounds it where no seed
+    of one of them emerged. level: whether both are shown to end alike, unknown where one of them has
+    no ceiling; that they are not shown to does not say that they differ.
     """
     at = ("arm", "data", "size", "budget_tokens")
     ratios = {tuple(row.get(key) for key in at): row for row in document["speed_ratios"]}
     ceilings = {tuple(row.get(key) for key in at): row for row in document["same_ceiling"]}
     rows = document["emergence"]
     keys = _varying(rows, "data", "size", "budget_tokens")
-    table = _table("arm", "T50 tokens", "95%", "emerged", "ceiling", "ratio", "95%", "level", tight=True)
+    table = _table("arm", "T50", "95%", "seeds", "ceiling", "ratio", "95%", "level", tight=True)
     for row in rows:
         here = tuple(row.get(key) for key in at)
         ratio, ceiling = ratios.get(here, {}), ceilings.get(here, {})
@@ -216,7 +221,7 @@ def findings(document: Document) -> RenderableType:
             "-" if row["ceiling"] is None else f"{row['ceiling']:.2f}",
             _ratio(ratio),
             _interval(ratio.get("ci"), lambda x: f"{x:.2f}"),
-            {True: "yes", False: "not shown"}.get(ceiling.get("equivalent"), ""),
+            {True: "yes", False: "not shown", None: "unknown"}[ceiling["equivalent"]] if ceiling else "",
         )
     return table
 

@@ -30,7 +30,7 @@ def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
     used: dict[str, float | None] = {}
     slots = 1
     ledger_file = folder / "ledger.db"
-    if ledger_file.exists():
+    if Ledger.is_at(ledger_file):
         with Ledger.read(ledger_file) as ledger:
             jobs = ledger.snapshot()
             used = timing(ledger)

@@ -6,8 +6,10 @@ from typing import Any
 from model import cost
 from model.config import ModelConfig
 from orchestrator import identity
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, shortened
 from orchestrator.study import Study
+
+MOST_TOKENS = 1e16  # hundreds of times the largest training there was
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ def expand(study: Study) -> tuple[Cell, ...]:
                         model = study.model_of(arm, size, source)
                         count = cost.parameters(model)
                         tokens = budget if isinstance(budget, int) else float(budget[:-1]) * count.non_embedding
+                        if tokens > MOST_TOKENS:
+                            raise InputError(
+                                f"budgets: {shortened(budget)} is more than {MOST_TOKENS:.0e} tokens; lower it"
+                            )
                         steps = round(tokens / tokens_per_step)
                         if steps < 1:
                             raise InputError(

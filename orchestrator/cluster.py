@@ -1,6 +1,7 @@
 """Ray itself: a node of its own for one driver, or a cluster that runs already; and what travels to its workers."""
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import os
@@ -27,29 +28,40 @@ ROOMS = ("model", "orchestrator", "analysis", "experiments")
 PREFIX = "gridlaw-"
 START_TRIES = 3  # Ray gives its own processes 20 s to answer, which a busy machine may miss
 CONNECT_TIMEOUT_S = 5.0
+HELD = (signal.SIGTERM, signal.SIGHUP)  # what a whole process group gets when it is to end
 HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's least: only tasks and outcomes pass through it
 
 
 def start(slots: int, threads: int, gpus: int) -> Path:
-    """Ray on this machine. Returns its folder, which is short: a socket's path may have 107 bytes, and Ray adds 70."""
+    """Ray on this machine. Returns its folder, which is short: a socket's path may have 107 bytes, and Ray adds 70.
+
+    Raises InputError where Ray does not start.
+    """
     default = tempfile.gettempdir()
     base = Path(default if len(default) <= 12 else "/tmp")
     _remove_abandoned(base)
     # Others on this machine must not reach our Ray. Set for good: Ray reads it once a process.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray").setLevel(logging.ERROR)
-    for _ in range(START_TRIES - 1):
-        with contextlib.suppress(RuntimeError):
+    reason = ""
+    for _ in range(START_TRIES):
+        try:
             return _start_once(base, slots, threads, gpus)
-    return _start_once(base, slots, threads, gpus)
+        except Exception as error:  # Ray raises bare ones where its processes do not answer in time
+            reason = " ".join(str(error).split())[:200]
+    raise InputError(
+        f"ray: it did not start in {START_TRIES} tries ({reason}); the machine may be overloaded, run again"
+    )
 
 
 def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
     temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     # The lock is held, and its descriptor open, while this process lives.
     fcntl.flock(os.open(temp, os.O_RDONLY), fcntl.LOCK_EX)
+    _adopt_orphans()
     try:
         with _inherited({"RAY_USAGE_STATS_ENABLED": "0", **worker_environment(threads, bool(gpus))}):
             ray.init(
@@ -66,6 +78,12 @@ def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
         leave(temp)
         raise
     return temp
+
+
+def _adopt_orphans() -> None:
+    """Where a node fails half-started its agents outlive it: as our children they are found and ended. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _remove_abandoned(base: Path) -> None:
@@ -113,7 +131,8 @@ def leave(temp: Path | None) -> None:
     killer.start()
     ray.shutdown()
     killer.join()
-    while any(map(_lives, children)):
+    while left := [child for child in {*children, *_adopted()} if _lives(child)]:
+        _kill(left)
         time.sleep(0.01)
     shutil.rmtree(temp, ignore_errors=True)
 
@@ -121,14 +140,30 @@ def leave(temp: Path | None) -> None:
 def _kill_once_disconnected(children: list[psutil.Process]) -> None:
     while ray.is_initialized():
         time.sleep(0.02)
-    for child in children:
+    _kill(children)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+            process.kill()
+
+
+def _adopted() -> list[psutil.Process]:
+    """Processes of Ray that became ours when their parent ended: a worker may be started while the node goes down."""
+    adopted = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name().startswith("ray::"):
+                adopted.append(child)
+    return adopted
 
 
 def _lives(process: psutil.Process) -> bool:
-    """A zombie does not: who inherits a killed node's workers may take its time, or never reap them."""
+    """A zombie does not; one that we have inherited is reaped."""
     try:
+        with contextlib.suppress(ChildProcessError):  # somebody else's, or Ray has waited for it
+            os.waitpid(process.pid, os.WNOHANG)
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
@@ -167,14 +202,17 @@ def ship_by_value(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _inherited(variables: dict[str, str]) -> Iterator[None]:
-    """For the processes started meanwhile: our rooms before a study folder's, `variables`, and no SIGTERM.
+    """For the processes started meanwhile: our rooms before a study folder's, `variables`, none of the signals HELD.
 
     Ray puts the working folder first on its workers' import path, so that folder must be ours for the moment. A group's
     SIGTERM must not reach Ray before the workers have checkpointed; Ray itself holds back SIGINT, and kills by SIGKILL.
+    Here its handlers give way to those of before: what came meanwhile is theirs.
     """
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *HELD)} if main else {}
     before = {name: os.environ.get(name) for name in variables}
     folder = os.getcwd()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     os.environ.update(variables)
     os.chdir(ROOT)
     try:
@@ -186,4 +224,7 @@ def _inherited(variables: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not set by Python, so Ray has left it alone too
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)

@@ -22,6 +22,8 @@ POLL_S = 0.25
 PROGRESS_S = 1.0
 STOP_GRACE_S = 6.0  # of the 10 s a stop may take; Ray's own end takes two
 HUNG_S = 1800.0
+DELIVERY_S = 60.0  # what MLflow may take once nothing trains any more; making its tables takes ten on a busy machine
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PORT_TRIES = 5
 
 AnyJob = TypeVar("AnyJob", bound=PlannedJob)
@@ -104,7 +106,7 @@ def run(
     if not missing:
         if tracker is not None:
             tracker.start()
-            tracker.stop(30.0)
+            tracker.stop(DELIVERY_S)
         return _result(ledger, ids, [], None)
     workers = max(job.workers for job in missing)
     if options.address is None:
@@ -115,9 +117,12 @@ def run(
     payloads = {task.job_id: cluster.pack(replace(task, folder=task.folder.resolve())) for task in tasks}
     with _Signals() as signals, ExitStack() as held:
         if tracker is not None:
-            held.callback(lambda: tracker.stop(1.0 if signals.first else 60.0))
-        fleet = Fleet(options)
-        signals.install()  # Ray has put its own in place
+            held.callback(lambda: tracker.stop(1.0 if signals.first else DELIVERY_S))
+        try:
+            fleet = Fleet(options)
+        except SystemExit:  # Ray's own answer to a SIGTERM while it starts
+            signals.first = signals.first or signal.SIGTERM
+            return _result(ledger, ids, [], signals.first)
         try:
             _check_fits(workers, fleet.slots)
             session = ledger.start_session(fleet.slots, options.address, started)
@@ -136,27 +141,26 @@ def _check_fits(workers: int, slots: int) -> None:
 
 
 class _Signals:
-    """Notes SIGINT and SIGTERM; the second one raises KeyboardInterrupt, which ends everything at once."""
+    """Notes the first of STOPS; the second one raises KeyboardInterrupt, which ends everything at once.
+
+    One that is ignored (SIGHUP under nohup) stays so.
+    """
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self._before: dict[int, Any] = {}
-        self._main = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> "_Signals":
-        if self._main:
-            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        self.install()
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in STOPS}
+            self._before = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+        for number in self._before:
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    def install(self) -> None:
-        if self._main:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self._handle)
 
     def _handle(self, number: int, _: object) -> None:
         if self.first is not None:

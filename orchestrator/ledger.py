@@ -110,9 +110,14 @@ class Ledger:
         return ledger
 
     @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether there is a ledger: a driver killed in its first moments leaves an empty file, which is none."""
+        return path.exists() and path.stat().st_size > 0
+
+    @classmethod
     def read(cls, path: Path) -> Self:
         """Open read-only, at any time, beside a running driver. Raises InputError when there is no ledger."""
-        if not path.exists():
+        if not cls.is_at(path):
             raise InputError(f"ledger: {path} does not exist; the study has not been run yet (gridlaw run)")
         db = _connect(path, "ro")
         _check_version(db, path)
@@ -177,6 +182,14 @@ class Ledger:
         with self._transaction():
             self._db.executemany(
                 "UPDATE jobs SET state = 'pending', cause = NULL WHERE id = ? AND state IN ('failed', 'blocked')",
+                [(job_id,) for job_id in job_ids],
+            )
+
+    def reopen(self, job_ids: Collection[str]) -> None:
+        """Make finished jobs pending again, because what they left is gone."""
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE jobs SET state = 'pending', tokens_done = 0 WHERE id = ? AND state = 'finished'",
                 [(job_id,) for job_id in job_ids],
             )
 
@@ -293,7 +306,14 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 def _check_version(db: sqlite3.Connection, path: Path) -> None:
     try:
         (version,) = db.execute("PRAGMA user_version").fetchone()
+        (damage,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if damage != "ok":
+            raise sqlite3.DatabaseError(damage.replace("\n", " "))
+    except sqlite3.OperationalError:
+        raise  # locked, or the disk is full
     except sqlite3.DatabaseError as error:
-        raise InputError(f"ledger: {path} is not a ledger ({error}); move it away to begin anew") from error
+        raise InputError(
+            f"ledger: {path} is damaged ({error}); move it away: the next run makes it anew and finds what is trained"
+        ) from error
     if version != VERSION:
         raise InputError(f"ledger: {path} has format {version}, not {VERSION}; use the gridlaw that wrote it")

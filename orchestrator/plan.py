@@ -9,6 +9,7 @@ from typing import Any, Literal
 from model import cost
 from orchestrator import identity, record
 from orchestrator.cells import Cell, expand
+from orchestrator.errors import InputError
 from orchestrator.study import Study
 from orchestrator.training.task import Task
 
@@ -17,8 +18,8 @@ from orchestrator.training.task import Task
 class Job:
     """What Ray schedules. after: ids of jobs that must have finished. memory_bytes: of one worker.
 
-    flops: training FLOPs, or forward FLOPs of a measurement where known. seconds: from the cells of the same arm and
-    size that this root has trained; None where there are none. A "measure" job runs in the folder of its cell.
+    flops: training FLOPs, or forward FLOPs of a measurement where known. seconds: from the cells of the same model that
+    this study has trained; None where there are none, and for measurements. A "measure" job runs in its cell's folder.
     """
 
     id: str
@@ -43,7 +44,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Plan:
-    """jobs: those still to run. changed: cell id → fields that differ from the nearest cell trained before."""
+    """jobs: those still to run. changed: cell id → fields that differ from the nearest cell trained before.
+
+    lost: finished cells whose record and checkpoints are gone, so that they train again.
+    """
 
     study: Study
     folder: Path
@@ -52,6 +56,7 @@ class Plan:
     disk_bytes: float
     slots: int
     changed: dict[str, list[str]] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
     @property
     def missing(self) -> int:
@@ -96,6 +101,7 @@ class Plan:
             "totals": self.totals(),
             "missing": self.missing,
             "changed": self.changed,
+            "lost": list(self.lost),
         }
 
     def study_document(self, source: Path) -> dict[str, Any]:
@@ -153,6 +159,24 @@ class Plan:
         )
 
 
+def stored_document(root: Path, name: str) -> dict[str, Any]:
+    """The study.json of a study under a root, what `Plan.study_document` made. Raises InputError."""
+    path = root / name / "study.json"
+    try:
+        if path.parent.parent != root or path.parent.name != name:
+            raise FileNotFoundError(name)
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(
+            f"study: {name!r} is neither a study file nor a study under {root}; give a .py file, or run the study first"
+        ) from None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not document.keys() >= {"name", "source", "arms", "cells", "measures"}:
+        raise InputError(f"study: {path} is damaged; run the study's file again to write it anew")
+    return document
+
+
 def measurement_id(measure: Any) -> str:
     """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
     return identity.digest({"measure": measure.name, **json.loads(json.dumps(measure.identity()))})
@@ -172,20 +196,27 @@ def make(
     """
     cells = expand(study)
     earlier = earlier or {}
-    jobs, changed = [], {}
+    paces = _seconds_a_token({cell.id: cell.document for cell in cells}, earlier, known)
+    jobs, changed, lost = [], {}, []
     for cell in cells:
         state = known.get(cell.id)
         if state is None and earlier:
             changed[cell.id] = _nearest_change(cell, earlier)
         if state is None or state.state not in ("finished", "diverged"):
-            jobs.append(_train_job(study, cell, cells, known))
+            jobs.append(_train_job(study, cell, paces))
+        elif state.state == "finished" and _is_gone(folder / "jobs" / cell.id):
+            lost.append(cell.id)
+            jobs.append(_train_job(study, cell, paces))
         elif state.state == "finished":
-            jobs += _measure_job(study, folder, cell, known)
-    disk = sum(_disk_bytes(study, cell) for cell in cells if cell.id not in known or known[cell.id].state != "finished")
-    return Plan(study, folder, cells, tuple(jobs), disk, slots, {cell: why for cell, why in changed.items() if why})
+            jobs += _measure_job(study, folder, cell)
+    training = {job.cell_id for job in jobs if job.kind == "train"}
+    disk = sum(_disk_bytes(study, cell) for cell in cells if cell.id in training)
+    explained = {cell: why for cell, why in changed.items() if why}
+    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(lost))
 
 
-def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> Job:
+def _train_job(study: Study, cell: Cell, paces: Mapping[str, float]) -> Job:
+    pace = paces.get(_model_key(cell.document))
     machine = study.machine
     micro_batch = machine.micro_batch or study.recipe.batch_size // machine.workers
     return Job(
@@ -204,30 +235,37 @@ def _train_job(study: Study, cell: Cell, cells: tuple[Cell, ...], known: Mapping
             machine.workers,
             study.recipe.precision,
         ).total,
-        seconds=_seconds(cell, cells, known),
+        seconds=None if pace is None else cell.budget_tokens * pace,
     )
 
 
-def _seconds(cell: Cell, cells: tuple[Cell, ...], known: Mapping[str, Known]) -> float | None:
-    alike = [
-        known[other.id]
-        for other in cells
-        if (other.arm, other.size) == (cell.arm, cell.size)
-        and other.id in known
-        and known[other.id].state == "finished"
-    ]
-    busy, tokens = sum(k.busy_s for k in alike), sum(k.tokens for k in alike)
-    return cell.budget_tokens * busy / tokens if tokens else None
+def _model_key(document: Mapping[str, Any]) -> str:
+    return json.dumps(document["model"], sort_keys=True)
 
 
-def _measure_job(study: Study, folder: Path, cell: Cell, known: Mapping[str, Known]) -> list[Job]:
+def _seconds_a_token(
+    documents: Mapping[str, dict[str, Any]], earlier: Mapping[str, dict[str, Any]], known: Mapping[str, Known]
+) -> dict[str, float]:
+    """Of each model that has been trained, by `_model_key`, over its finished cells, those of earlier plans too."""
+    totals: dict[str, tuple[float, int]] = {}
+    for cell_id, state in known.items():
+        document = documents.get(cell_id) or earlier.get(cell_id, {}).get("document")
+        if document and state.state == "finished":
+            busy, tokens = totals.get(_model_key(document), (0.0, 0))
+            totals[_model_key(document)] = (busy + state.busy_s, tokens + state.tokens)
+    return {key: busy / tokens for key, (busy, tokens) in totals.items() if tokens}
+
+
+def _is_gone(job_folder: Path) -> bool:
+    return not (job_folder / "record.jsonl").exists() and not any((job_folder / "checkpoints").glob("*"))
+
+
+def _measure_job(study: Study, folder: Path, cell: Cell) -> list[Job]:
     wanted = {measurement_id(measure) for measure in study.measures}
     absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
     if not absent:
         return []
     job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
-    if job_id in known and known[job_id].state == "finished":
-        return []
     return [Job(job_id, "measure", cell.id, (), 1, 0, 0.0, 4.0 * cell.params, None)]
 
 

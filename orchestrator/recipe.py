@@ -1,10 +1,12 @@
 """How a cell is trained: optimizer, schedule, batch. All of it changes the weights, so all of it is identity."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.errors import InputError
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Recipe(BaseModel):
@@ -22,7 +24,7 @@ class Recipe(BaseModel):
     learning_rate: float = Field(gt=0)
     adam_learning_rate: float = Field(default=5e-3, gt=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=10, ge=0)

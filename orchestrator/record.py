@@ -33,7 +33,7 @@ SCHEMA = {
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line of a record, in the order written; [] where there is no record yet.
 
-    Raises InputError naming the line where one before the last is no JSON object: that is damage, not a torn write.
+    Raises InputError naming the line where one before the last is none of ours: that is damage, not a torn write.
     """
     if not path.exists():
         return []
@@ -43,14 +43,31 @@ def read(path: Path) -> list[dict[str, Any]]:
     for number, piece in enumerate(whole, 1):
         try:
             line = json.loads(piece)
-            if not isinstance(line, dict):
-                raise ValueError("no JSON object")
+            if not _is_line(line):
+                raise ValueError("no line of a record")
         except ValueError:
             if number == len(whole) and not torn:
                 break  # a power cut can leave a last line of the right length and the wrong bytes
-            raise InputError(f"{path}:{number}: no JSON object; restore the file or delete the job's folder") from None
+            raise InputError(
+                f"{path}:{number}: no line of a record; restore the file, or delete the job's folder to train it again"
+            ) from None
         lines.append(line)
     return lines
+
+
+def _is_line(line: Any) -> bool:
+    if not isinstance(line, dict) or not all(_is_number(line.get(key)) for key in ("step", "tokens", "time")):
+        return False
+    metrics = line.get("metrics")
+    return "event" in line or (
+        isinstance(line.get("source"), str)
+        and isinstance(metrics, dict)
+        and all(value is None or _is_number(value) for value in metrics.values())
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def measurements(path: Path) -> set[str]:

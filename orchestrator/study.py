@@ -19,7 +19,9 @@ from orchestrator.recipe import Recipe, check_recipe
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
-Name = Annotated[str, Field(pattern=NAME, max_length=80)]
+LONGEST_NAME = 80
+MOST_EVALUATIONS = 10_000
+Name = Annotated[str, Field(pattern=NAME, max_length=LONGEST_NAME)]
 
 
 class Arm(BaseModel):
@@ -78,8 +80,13 @@ class Evaluations(BaseModel):
     checkpoints: int = Field(default=6, gt=0)
 
     def steps(self, steps: int, tokens_per_step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(evaluate_at, checkpoint_at): ascending steps completed, both ending with `steps`."""
+        """(evaluate_at, checkpoint_at): ascending steps completed, both ending with `steps`. Raises InputError."""
         every = max(1, round((self.every_tokens or steps * tokens_per_step / 16) / tokens_per_step))
+        if steps // every > MOST_EVALUATIONS:
+            raise InputError(
+                f"evaluations.every_tokens: {self.every_tokens} makes {steps // every} evaluations of "
+                f"{steps * tokens_per_step} tokens; raise it (at most {MOST_EVALUATIONS} evaluations)"
+            )
         evaluate = sorted({*range(every, steps + 1, every), steps})
         ratio = steps / evaluate[0]
         wanted = [steps / ratio ** (i / max(1, self.checkpoints - 1)) for i in range(self.checkpoints)]
@@ -138,13 +145,20 @@ class Study(BaseModel):
     question: Question | None = None
     notes: tuple[str, ...] = ()
 
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if name in ("mlflow.db", "mlartifacts"):
+            raise ValueError(f"{name!r} is what MLflow's own files are called beside the studies; choose another")
+        return name
+
     @field_validator("data", mode="before")
     @classmethod
     def _name_the_data(cls, data: Any) -> Any:
         conditions = data if isinstance(data, dict) else {"default": data}
         for name, source in conditions.items():
-            if not isinstance(name, str) or not re.match(NAME, name):
-                raise ValueError(f"{name!r} is no name; use letters, digits and . _ + -")
+            if not isinstance(name, str) or not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
+                raise ValueError(f"{name!r} is no name; use letters, digits and . _ + -, at most {LONGEST_NAME}")
             if not all(hasattr(source, part) for part in ("batch", "held_out", "facts", "identity", "check")):
                 raise ValueError(f"{source!r} is no data source; use one of orchestrator.data")
         return conditions
@@ -160,7 +174,8 @@ class Study(BaseModel):
     @classmethod
     def _are_measures(cls, measures: tuple[Any, ...]) -> tuple[Any, ...]:
         for measure in measures:
-            if isinstance(measure, type) or not (callable(measure) and hasattr(measure, "identity")):
+            parts = ("name", "identity", "capabilities")
+            if isinstance(measure, type) or not (callable(measure) and all(hasattr(measure, part) for part in parts)):
                 raise ValueError(f"{measure!r} is no measure; hand over an object of analysis.measures")
         _refuse_repeats("measure", [measure.name for measure in measures])
         return measures
@@ -200,6 +215,13 @@ class Study(BaseModel):
         if self.question and self.question.reference not in {arm.name for arm in self.arms}:
             names = ", ".join(arm.name for arm in self.arms)
             raise ValueError(f"question.reference: {self.question.reference!r} is no arm; arms: {names}")
+        for source in self.data.values() if self.question else ():
+            known = [name for measure in self.measures for name in measure.capabilities(source)]
+            if self.question and self.question.capability not in known:
+                raise ValueError(
+                    f"question.capability: {self.question.capability!r} is none of what the measures give; "
+                    f"choose from {', '.join(known) or 'nothing: add a measure such as RecallByDistance()'}"
+                )
         check_recipe(self.recipe, self.machine.zero_stage)
         share, rest = divmod(self.recipe.batch_size, self.machine.workers)
         if rest:
@@ -257,10 +279,13 @@ def load(path: Path) -> Study:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         file = Path(error.filename or path).name
-        raise InputError(f"{file}:{error.lineno}: {error.msg}; mend the Python syntax there") from None
+        line = f":{error.lineno}" if error.lineno else ""
+        raise InputError(f"{file}{line}: {error.msg}; mend the Python syntax there") from None
     except ValidationError as error:
         raise InputError(f"{_place(error, path)}: {one_line(error)}") from None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit in a study file too: it must not end in silence
         reason = str(error).splitlines()[0] if str(error) else "no message"
         raise InputError(f"{_place(error, path)}: {type(error).__name__}: {reason}") from None
     study = getattr(module, "study", None)

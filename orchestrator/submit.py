@@ -67,7 +67,7 @@ def make_plan(study: Study, root: Path, slots: int) -> Plan:
     folder = root / study.name
     known: dict[str, Known] = {}
     earlier: dict[str, dict[str, Any]] = {}
-    if (folder / "ledger.db").exists():
+    if Ledger.is_at(folder / "ledger.db"):
         with Ledger.read(folder / "ledger.db") as ledger:
             known = {job.id: Known(job.state, job.busy_s, job.tokens_done) for job in ledger.snapshot().values()}
             earlier = ledger.cells()
@@ -102,6 +102,7 @@ def submit(
                 (folder / "jobs" / cell["id"]).mkdir(exist_ok=True)
                 _write(folder / "jobs" / cell["id"] / "config.json", cell)
             with Ledger.open(folder / "ledger.db") as ledger:
+                ledger.reopen([*plan.lost, *(job.id for job in plan.jobs if job.kind == "measure")])
                 tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger)
 
                 def told(event: "Event") -> None:
@@ -133,8 +134,10 @@ def _is_delivered(plan: Plan, document: dict[str, Any], tracking_uri: str | None
     """Whether study.json and the tracking store already say what they should. Imports no MLflow."""
     from orchestrator.tracking import up_to_date
 
-    stored = plan.folder / "study.json"
-    if not stored.exists() or json.loads(stored.read_text(encoding="utf-8")) != document:
+    try:
+        if json.loads((plan.folder / "study.json").read_text(encoding="utf-8")) != document:
+            return False
+    except (OSError, ValueError):
         return False
     with Ledger.read(plan.folder / "ledger.db") as ledger:
         return up_to_date(plan.folder.parent, document, cell_states(ledger), tracking_uri)

@@ -33,7 +33,7 @@ class Tracker:
     def __init__(self, root: Path, document: Mapping[str, Any], tracking_uri: str | None = None) -> None:
         self._replay = Replay(root, document, tracking_uri)
         self._states: Mapping[str, CellState] = {}
-        self._reason: str | None = "not started"
+        self._reason: str | None = None
         self._leaving = threading.Event()
         self._deadline = math.inf
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
@@ -57,7 +57,9 @@ class Tracker:
             self._thread.join(timeout_s)
         if self._replay.is_done(self._states):
             return Pending(0, None)
-        return Pending(self._replay.waiting(), self._reason or f"the tracking store did not answer in {timeout_s:g} s")
+        late = f"the tracking store did not answer in {timeout_s:g} s"
+        never = "the run ended before the store was opened"
+        return Pending(self._replay.waiting(), self._reason or (late if self._thread.ident else never))
 
     def _run(self) -> None:
         pause = 0.0

@@ -48,6 +48,14 @@ class RecallByDistance(BaseModel):
     def identity(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
+    def capabilities(self, data: Data) -> tuple[str, ...]:
+        starts = (1, *(edge + 1 for edge in self.edges))
+        return tuple(
+            f"recall/accuracy/{bucket}"
+            for bucket, start in zip(self.buckets, starts, strict=True)
+            if start < data.context - 1  # the first token states nothing, the last is not asked from
+        )
+
     @torch.no_grad()
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
         asked = facts(data, self.documents)

@@ -35,6 +35,9 @@ class RetrievalHeads(BaseModel):
     def identity(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
+    def capabilities(self, data: Data) -> tuple[str, ...]:
+        return ()
+
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
         layers = list(attention_layers(model, "full"))
         asked = facts(data, self.documents)

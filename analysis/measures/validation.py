@@ -30,6 +30,9 @@ class ValidationLoss(BaseModel):
     def identity(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
+    def capabilities(self, data: Data) -> tuple[str, ...]:
+        return ()
+
     @torch.no_grad()
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
         tokens = held_out(data, self.documents)

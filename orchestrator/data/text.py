@@ -60,10 +60,10 @@ class TextCorpus(BaseModel):
     @classmethod
     def _has_both_blanks(cls, sentence: str) -> str:
         try:
-            blanks = [name for _, name, _, _ in string.Formatter().parse(sentence) if name is not None]
+            blanks = [blank[1:] for blank in string.Formatter().parse(sentence) if blank[1] is not None]
         except ValueError:
             blanks = []
-        if blanks != ["word", "number"]:
+        if blanks != [("word", "", None), ("number", "", None)]:
             raise ValueError(
                 f'{sentence!r} cannot be planted; write {{word}}, then {{number}}, such as "{{word}} = {{number}}"'
             )

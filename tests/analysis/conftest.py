@@ -18,12 +18,16 @@ CHANCE = 1 / 32
 
 @dataclass(frozen=True)
 class FakeArm:
-    """T50 in millions of tokens by seed; None stays at chance. state: by seed, "finished" by default."""
+    """T50 in millions of tokens by seed; None stays at chance. state: by seed, "finished" by default.
+
+    second_rise: what the last two evaluations lie above the curve.
+    """
 
     name: str
     t50: tuple[float | None, ...]
     ceiling: float = 0.9
     states: tuple[str, ...] = ()
+    second_rise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ def _write_record(folder: Path, cell: dict[str, Any], arm: FakeArm, steps: int, 
         if middle is None:
             return CHANCE
         rise = 1 / (1 + np.exp(-14 * (np.log10(tokens) - 6 - np.log10(middle))))
-        return float(CHANCE + (arm.ceiling - CHANCE) * rise)
+        late = arm.second_rise if tokens > 800 * TOKENS_A_STEP else 0.0
+        return float(CHANCE + (arm.ceiling - CHANCE) * rise + late)
 
     lines: list[dict[str, Any]] = [{"step": 0, "tokens": 0, "time": 0.0, "event": "started", "cause": None}]
     for step in range(10, steps + 1, 10):

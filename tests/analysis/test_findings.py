@@ -71,6 +71,16 @@ def test_one_seed_has_no_interval_and_says_so(write_study: Write) -> None:
     assert ONE_SEED in ratio["flags"] and ONE_SEED in rows(document, "emergence", "full")["flags"]
 
 
+def test_where_a_curve_that_rises_again_ends_is_not_known(write_study: Write) -> None:
+    arms = (FakeArm("full", (0.6, 0.62, 0.58), 0.98), FakeArm("swa-8", (0.6, 0.63, 0.57), 0.75, second_rise=0.2))
+    document = as_json(fit_study(write_study(arms), "laziness"))
+    assert rows(document, "emergence", "swa-8")["flags"] == ["ends above its fitted ceiling: 3 of 3 seeds"]
+    ceiling = rows(document, "same_ceiling", "swa-8")
+    assert ceiling["difference"] is ceiling["equivalent"] is None
+    assert ceiling["flags"] == ["swa-8: 3 of 3 emerged seeds end above their fitted ceiling"]
+    assert rows(document, "speed_ratios", "swa-8")["ratio"] == pytest.approx(1.0, rel=0.15)
+
+
 def test_an_arm_wholly_stuck_is_bounded_from_below(write_study: Write) -> None:
     arms = (FakeArm("full", (0.8, 0.7)), FakeArm("swa-128", (None, None)))
     document = as_json(fit_study(write_study(arms), "laziness"))

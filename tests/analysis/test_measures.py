@@ -109,6 +109,13 @@ def test_buckets_follow_the_edges() -> None:
     assert rows[2]["answers"] == (facts.distance > 64).sum()
 
 
+def test_what_can_be_asked_about_is_what_the_context_reaches() -> None:
+    names = [f"recall/accuracy/{bucket}" for bucket in ("1-8", "9-32", "33-128", "beyond-128")]
+    assert RecallByDistance().capabilities(RecallLanguage(context=256)) == tuple(names)
+    assert RecallByDistance().capabilities(RecallLanguage(context=128)) == tuple(names[:3])
+    assert ValidationLoss().capabilities(RecallLanguage()) == ()
+
+
 def test_a_bucket_without_answers_has_no_metric() -> None:
     result = RecallByDistance(documents=4, edges=(2, 300))(Fake("equal", 96), DATA)
     assert set(result.metrics) == {"recall/accuracy/3-300", "recall/loss/3-300"}

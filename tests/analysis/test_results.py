@@ -55,5 +55,5 @@ def test_a_late_measurement_of_an_early_step_is_not_the_final_value(write_study:
 
 
 def test_an_unknown_study_is_refused(write_study: Write) -> None:
-    with pytest.raises(InputError, match="'nowhere' has no study"):
+    with pytest.raises(InputError, match="'nowhere' is neither a study file nor a study under"):
         collect(write_study(), "nowhere")

@@ -1,5 +1,6 @@
 """Bad input: one clear line on standard error, exit code 2, nothing created."""
 
+import json
 import os
 import subprocess
 import sys
@@ -43,12 +44,20 @@ FAULTS = {
     "learning rate that is not finite": ("learning_rate=0.02", 'learning_rate=float("nan")', ["learning_rate", "nan"]),
     "no seed": ("seeds=[0]", "seeds=[]", ["seeds", "empty", "at least one"]),
     "no arm": ("arms=[", "arms=[] and [", ["arms", "empty", "at least one"]),
+    "name of MLflow's": ('name="tiny"', 'name="mlflow.db"', ["name", "mlflow.db", "choose another"]),
+    "budget with a fraction": ("budgets=[4096]", "budgets=[1e5]", ["Study.budgets.0: 100000.0"]),
     "name of a path": ('name="tiny"', 'name="../tiny"', ["name", "../tiny"]),
     "measure that is none": ("seeds=[0],", "seeds=[0], measures=[3],", ["measure", "3", "analysis.measures"]),
     "unknown measure": ("import Arm, Size", "import Arm, Size; from analysis.measures import smell", ["smell"]),
     "data that is none": ("RecallLanguage(context=64)", "[1, 2]", ["data", "[1, 2]", "orchestrator.data"]),
     "syntax": ("budgets=[4096]", "budgets=[4096", ["study.py:", "syntax"]),
     "exception of the file's own": ("seeds=[0]", "seeds=[1 // 0]", ["study.py:", "ZeroDivisionError"]),
+    "sentence with a format": (
+        "RecallLanguage(context=64)",
+        '__import__("orchestrator.data.text").data.text.TextCorpus(sentence="{word:>9} {number}")',
+        ["sentence", "cannot be planted"],
+    ),
+    "betas outside [0, 1)": ("batch_size=4", "batch_size=4, betas=(1.0, 2.0)", ["Recipe.betas", "1.0", "less than 1"]),
     "no study": ("study = Study(", "grid = Study(", ["study.py", "study = Study("]),
 }
 
@@ -116,9 +125,40 @@ def test_an_unreachable_cluster(folder: Path) -> None:
     assert_refused(result, folder, "--address", "127.0.0.1:1", "cannot be reached")
 
 
-@pytest.mark.parametrize("root", ["files/study.py", "files/study.py/below", "/proc/studies"])
+@pytest.mark.parametrize("root", ["files/study.py/below", "/proc/studies"])
 def test_a_root_that_cannot_be_written(folder: Path, root: str) -> None:
     assert_refused(gridlaw("run", write(folder, GOOD), "--root", root), folder, "--root", root)
+
+
+@pytest.mark.parametrize("uri", ["garbage", "ftp://host", "file:///tmp/runs"])
+def test_a_tracking_uri_that_is_none(folder: Path, uri: str) -> None:
+    result = gridlaw("run", write(folder, GOOD), "--tracking-uri", uri)
+    assert_refused(result, folder, "--tracking-uri", uri, "http://HOST:PORT")
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_devices_that_are_not_there(folder: Path, verb: str) -> None:
+    result = gridlaw(verb, write(folder, GOOD), "--gpus", "1000")
+    assert_refused(result, folder, "--gpus", "1000", "--gpus 0")
+    text = GOOD.replace("import Arm", "import Machine, Arm").replace("seeds=", "machine=Machine(threads=99), seeds=")
+    result = gridlaw(verb, write(folder, text), "--cpus", "1", "--gpus", "0")
+    assert_refused(result, folder, "machine.threads", "99", "--cpus")
+
+
+def test_a_file_in_the_way(folder: Path) -> None:
+    path = folder / "files/tiny"
+    (path / "study.json").mkdir(parents=True)
+    result = gridlaw("plan", write(folder, GOOD), "--root", "files")
+    assert (result.exit_code, result.stderr) == (0, ""), "what plan does not read is not in its way"
+    result = gridlaw("report", "tiny", "--root", "files")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    (path / "study.json").rmdir()
+    stored = {"name": "tiny", "source": "x", "arms": [], "cells": [], "measures": []}
+    (path / "study.json").write_text(json.dumps(stored))
+    (path / "results").write_text("")
+    result = gridlaw("report", "tiny", "--root", "files")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "tiny/results: File exists; make room" in result.stderr
 
 
 def test_more_workers_than_slots(folder: Path) -> None:
@@ -127,13 +167,49 @@ def test_more_workers_than_slots(folder: Path) -> None:
     assert_refused(result, folder, "machine.workers", "4", "--cpus")
 
 
-@pytest.mark.parametrize("words", [["plan"], ["plan", "x", "--colour"], ["train", "x"], ["run", "x", "--cpus", "none"]])
-def test_wrong_words(folder: Path, words: list[str]) -> None:
-    result = gridlaw(*words)
-    assert result.exit_code == 2
-    assert "Error: " in result.stderr
-    assert result.stdout == ""
-    assert [path.name for path in folder.iterdir()] == ["files"]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan"], "STUDY"),
+        (["plan", "x", "--colour"], "--colour"),
+        (["--colour"], "--colour"),
+        (["train", "x"], "train"),
+        (["run", "x", "--cpus", "none"], "--cpus"),
+        (["run", "x", "--cpus", "0"], "--cpus"),
+        (["ui", "--port", "99999"], "--port"),
+    ],
+)
+def test_wrong_words(folder: Path, words: list[str], said: str) -> None:
+    assert_refused(gridlaw(*words), folder, said, "gridlaw --help")
+
+
+def test_no_word_shows_the_help(folder: Path) -> None:
+    assert "Commands:" in gridlaw().output
+
+
+@pytest.mark.parametrize("verb", ["plan", "run", "status", "doctor"])
+@pytest.mark.parametrize("root", ["files/study.py", "x" * 300])
+def test_a_root_that_is_no_folder(folder: Path, verb: str, root: str) -> None:
+    words = [verb, "--root", root] if verb == "doctor" else [verb, write(folder, GOOD), "--root", root]
+    write(folder, GOOD)
+    assert_refused(gridlaw(*words), folder, "--root", root[:50], "give another")
+
+
+def test_a_name_that_is_a_path(folder: Path) -> None:
+    (folder / "files/tiny").mkdir()
+    empty = {"name": "tiny", "source": "tiny.py", "arms": [], "cells": [], "measures": []}
+    (folder / "files/tiny/study.json").write_text(json.dumps(empty))
+    assert gridlaw("status", "tiny", "--root", "files").exit_code == 0
+    for name in ("tiny/../tiny", "../files/tiny", "tiny/"):
+        assert_refused(gridlaw("status", name, "--root", "files"), folder, name, "neither a study file nor a study")
+
+
+@pytest.mark.parametrize("verb", ["plan", "status", "fit", "report"])
+@pytest.mark.parametrize("content", ["", "{", "null", "[]", "{}"])
+def test_a_damaged_study_document(folder: Path, verb: str, content: str) -> None:
+    (folder / "files/tiny").mkdir()
+    (folder / "files/tiny/study.json").write_text(content)
+    assert_refused(gridlaw(verb, "tiny", "--root", "files"), folder, "tiny/study.json is damaged", "run the study")
 
 
 @pytest.mark.parametrize("start", [["-m", "experiments.command"]])

@@ -38,7 +38,7 @@ study = Study(
 )
 """
 
-pytestmark = [pytest.mark.drill, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.drill, pytest.mark.cluster]
 
 
 class Command:
@@ -251,8 +251,16 @@ def test_5_a_killed_driver_leaves_nobody(make_study: Callable[..., Path], tmp_pa
     assert ("lost", "the driver was lost") in rows(root, "SELECT state, cause FROM attempts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("whom", ["driver", "group"])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [
+        pytest.param(signal.SIGINT, "driver", marks=pytest.mark.slow),
+        (signal.SIGINT, "group"),
+        pytest.param(signal.SIGTERM, "driver", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "group", marks=pytest.mark.slow),
+        (signal.SIGHUP, "group"),
+    ],
+)
 def test_6_a_stop_checkpoints_and_leaves_nobody(
     make_study: Callable[..., Path], tmp_path: Path, unbroken: Path, number: signal.Signals, whom: str
 ) -> None:
@@ -274,6 +282,22 @@ def test_6_a_stop_checkpoints_and_leaves_nobody(
     goes_on_to_the_unbroken_end(make_study(), root, unbroken)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_6_a_stop_while_ray_starts_leaves_nobody(
+    make_study: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    command = Command(make_study(), tmp_path / "root")
+    command.wait_for(lambda: any("gcs_server" in name for name in (command.look() and command.names)))
+    os.kill(command.process.pid, number)
+    output = command.ends(60)
+    assert command.process.returncode == 128 + number, output
+    assert "go on with: gridlaw run" in output and "Traceback" not in output and "wait for MLflow" not in output
+    assert command.left_over() == []
+    assert {state for (state,) in rows(tmp_path / "root", "SELECT state FROM jobs")} == {"pending"}
+
+
+@pytest.mark.slow
 def test_6_a_stop_while_everything_is_starting(make_study: Callable[..., Path], tmp_path: Path) -> None:
     command = Command(make_study(), tmp_path / "root")
     command.wait_for(lambda: [child for child in command.look() if child.name() == "raylet"])
@@ -284,6 +308,7 @@ def test_6_a_stop_while_everything_is_starting(make_study: Callable[..., Path], 
     assert command.left_over() == []
 
 
+@pytest.mark.slow
 def test_11_wide_cells_never_hold_more_than_the_slots(make_study: Callable[..., Path], tmp_path: Path) -> None:
     root = tmp_path / "root"
     command = Command(make_study(seeds=(0, 1), workers=2, steps=40), root, cpus=4)
@@ -297,6 +322,7 @@ def test_11_wide_cells_never_hold_more_than_the_slots(make_study: Callable[..., 
     assert max(sum(2 for a, b in attempts if a <= moment < b) for moment, _ in attempts) <= 4
 
 
+@pytest.mark.slow
 def test_12_another_program_holds_port_29500(make_study: Callable[..., Path], tmp_path: Path) -> None:
     with taken(29500):
         command = Command(make_study(workers=2, steps=40), tmp_path / "root", cpus=4)
@@ -320,6 +346,8 @@ def test_14_and_23_a_study_with_its_own_modules(make_study: Callable[..., Path],
         "    name: str = 'constant'\n"
         "    def identity(self):\n"
         "        return {}\n"
+        "    def capabilities(self, data):\n"
+        "        return ()\n"
         "    def __call__(self, model, data):\n"
         "        return Measurement({'constant/value': 0.25})\n"
     )

@@ -13,6 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from fake_study import FakeJob, run_fake, seen
 
+from orchestrator import cluster
 from orchestrator.driver import study_lock
 from orchestrator.errors import InputError
 from orchestrator.fleet import FleetOptions
@@ -132,3 +133,16 @@ def test_one_driver_a_study(tmp_path: Path) -> None:
 def test_slots() -> None:
     assert FleetOptions(cpus=5, threads=2).slots() == 2
     assert FleetOptions(cpus=5, gpus=3, threads=2).slots() == 3
+
+
+def test_a_ray_that_never_starts_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def fails(*_: object) -> None:
+        tries.append(1)
+        raise Exception("The current node timed out\nduring startup")  # what Ray raises
+
+    monkeypatch.setattr(cluster, "_start_once", fails)
+    with pytest.raises(InputError, match=r"^ray: it did not start in 3 tries \(The current node timed out during"):
+        cluster.start(1, 1, 0)
+    assert len(tries) == 3

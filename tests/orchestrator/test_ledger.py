@@ -90,6 +90,29 @@ def test_a_diverged_job_is_not_tried_again(ledger: Ledger) -> None:
     assert ledger.block() == ["b"]
 
 
+def test_a_finished_job_whose_files_are_gone_can_be_opened_again(ledger: Ledger) -> None:
+    ledger.add([Job("a"), Job("b")])
+    session = ledger.start_session(2, None)
+    for job in ("a", "b"):
+        ledger.start_attempt(job, session, 1, warm=False, available=0.0)
+        ledger.end_attempt(job, AttemptEnd("finished", "finished", tokens=30))
+    ledger.reopen(["a"])
+    assert [(row.id, row.tokens_done) for row in ledger.ready()] == [("a", 0)]
+    assert ledger.snapshot()["b"].state == "finished"
+
+
+def test_damage_inside_a_ledger_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with Ledger.open(path) as ledger:
+        ledger.add([Job(f"job {i}") for i in range(500)])
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2 :] = b"\xff" * (len(whole) - len(whole) // 2)
+    path.write_bytes(whole)
+    for use in (Ledger.open, Ledger.read):
+        with pytest.raises(InputError, match=r"ledger.db is damaged .*; move it away"):
+            use(path)
+
+
 def test_what_a_killed_driver_left_is_pending_again(tmp_path: Path, clock: Clock) -> None:
     killed = Ledger.open(tmp_path / "ledger.db", clock=clock)
     killed.add([Job("a"), Job("b")])
@@ -138,7 +161,7 @@ def test_no_ledger_another_format_and_no_database_are_told_apart(tmp_path: Path)
     with pytest.raises(InputError, match="has not been run yet"):
         Ledger.read(tmp_path / "ledger.db")
     (tmp_path / "text.db").write_text("no database, but long enough to have a header " * 40)
-    with pytest.raises(InputError, match="is not a ledger"):
+    with pytest.raises(InputError, match="is damaged"):
         Ledger.open(tmp_path / "text.db")
     Ledger.open(tmp_path / "later.db").query("PRAGMA user_version = 99")
     with pytest.raises(InputError, match="format 99"):

@@ -49,11 +49,15 @@ def test_a_torn_last_line_is_ignored_and_then_cut(tmp_path: Path, torn: bytes) -
     assert all(json.loads(line) for line in path.read_bytes().splitlines())
 
 
-def test_damage_inside_a_record_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ['"step": oops', '"step": "2"', '"pets": 2', '"metrics": {"loss": "x"}, "step": 2'])
+def test_damage_inside_a_record_is_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "record.jsonl"
     write(path, 3)
-    path.write_text(path.read_text().replace('"step": 2', '"step": oops'))
-    with pytest.raises(InputError, match=r"record\.jsonl:2: no JSON object"):
+    text = path.read_text()
+    if "metrics" in damage:
+        text = text.replace('"metrics"', '"was"')
+    path.write_text(text.replace('"step": 2', damage))
+    with pytest.raises(InputError, match=r"record\.jsonl:[12]: no line of a record; restore the file, or delete"):
         read(path)
 
 

@@ -1,6 +1,7 @@
 """A study file becomes cells, or one clear line."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,9 @@ class Count:
     def identity(self):
         return {"documents": self.documents}
 
+    def capabilities(self, data):
+        return ("count/share",)
+
     def __call__(self, model, data):
         raise NotImplementedError
 
@@ -68,6 +72,14 @@ def make_study(**changes) -> Study:
         "measures": [Count()],
     }
     return Study(**{**fields, **changes})
+
+
+def write_record(folder: Path) -> Path:
+    """A record that holds one measurement of the study's measure."""
+    folder.mkdir(parents=True)
+    line = {"step": 1, "tokens": 128, "time": 0.0, "source": "count", "metrics": {}}
+    (folder / "record.jsonl").write_text(json.dumps({**line, "measurement": plan.measurement_id(Count())}) + "\n")
+    return folder / "record.jsonl"
 
 
 def refusal(**changes) -> str:
@@ -101,7 +113,7 @@ def test_budget_in_multiples_of_n_counts_non_embedding_parameters():
         {"name": "renamed"},
         {"data": Noise(path="elsewhere")},
         {"evaluations": Evaluations(every_tokens=1280)},
-        {"question": Question(capability="recall/accuracy/beyond-128", reference="full")},
+        {"question": Question(capability="count/share", reference="full")},
     ],
 )
 def test_identity_ignores_what_does_not_change_weights(changes):
@@ -127,21 +139,34 @@ def test_a_changed_identity_is_explained_by_its_field(changes, field, tmp_path):
 def test_finished_cells_are_not_planned_again(tmp_path):
     one, two = make_study(), make_study(seeds=[0, 1, 2])
     known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(one)}
-    measured = tmp_path / "jobs"
-    for cell_id in known:
-        (measured / cell_id).mkdir(parents=True)
-        line = f'{{"step": 1, "source": "count", "measurement": "{plan.measurement_id(Count())}", "metrics": {{}}}}\n'
-        (measured / cell_id / "record.jsonl").write_text(line)
+    records = [write_record(tmp_path / "jobs" / cell_id) for cell_id in known]
     assert plan.make(one, tmp_path, known).jobs == ()
     grown = plan.make(two, tmp_path, known)
     assert grown.missing == 2
     assert {cell.seed for cell in grown.cells if cell.id in {job.cell_id for job in grown.jobs}} == {2}
     assert all(job.seconds == pytest.approx(2.0) for job in grown.jobs)
+    records[0].unlink()
+    again = plan.make(one, tmp_path, known)
+    assert [job.kind for job in again.jobs] == ["train"] and again.lost == (again.jobs[0].cell_id,), (
+        "its files are gone"
+    )
+
+
+def test_a_changed_budget_is_timed_by_what_the_same_model_took(tmp_path):
+    before = cells.expand(make_study())
+    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in before}
+    earlier = {cell.id: plan.ledger_row(cell) for cell in before}
+    longer = plan.make(make_study(budgets=[12800]), tmp_path, known, earlier)
+    assert [job.seconds for job in longer.jobs] == [pytest.approx(4.0)] * 4
+    other = plan.make(make_study(sizes=[SIZE.model_copy(update={"d_ff": 48})]), tmp_path, known, earlier)
+    assert [job.seconds for job in other.jobs] == [None] * 4
 
 
 def test_a_new_measure_plans_measurements_only(tmp_path):
     grid = make_study()
     known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens) for cell in cells.expand(grid)}
+    for cell_id in known:
+        write_record(tmp_path / "jobs" / cell_id)
     made = plan.make(make_study(measures=[Count(documents=9)]), tmp_path, known)
     assert made.missing == 0
     assert {job.kind for job in made.jobs} == {"measure"}
@@ -169,6 +194,15 @@ def test_identity_is_stable():
         ({"measures": ["recall"]}, ["'recall' is no measure"]),
         ({"budgets": ["many"]}, ["'many' is no budget", "100N"]),
         ({"question": Question(capability="x", reference="gone")}, ["'gone' is no arm", "full, swa-8"]),
+        (
+            {"question": Question(capability="recall", reference="full")},
+            ["question.capability: 'recall' is none", "choose from count/share"],
+        ),
+        (
+            {"question": Question(capability="x", reference="full"), "measures": []},
+            ["question.capability: 'x'", "add a measure such as RecallByDistance()"],
+        ),
+        ({"data": {"base\n": Noise()}}, ["'base\\n' is no name"]),
         ({"machine": Machine(workers=3)}, ["workers: 3 does not divide batch_size 2"]),
         (
             {"machine": Machine(zero_stage=1), "recipe": Recipe(learning_rate=0.02, batch_size=2, clip=1.0)},
@@ -187,6 +221,17 @@ def test_budget_below_one_step_is_refused():
         cells.expand(make_study(budgets=[10]))
 
 
+@pytest.mark.parametrize("budget", [10**30, "9" * 400 + "N"])
+def test_budget_beyond_all_reason_is_refused(budget):
+    with pytest.raises(InputError, match=r"budgets: 9?1?[09]+(\.\.\.)? is more than 1e\+16 tokens; lower it"):
+        cells.expand(make_study(budgets=[budget]))
+
+
+def test_evaluations_too_many_to_list_are_refused():
+    with pytest.raises(InputError, match=r"every_tokens: 128 makes 78125000 evaluations .* raise it"):
+        plan.make(make_study(budgets=[10**10], evaluations=Evaluations(every_tokens=128)), Path("nowhere"), known={})
+
+
 def test_learning_rate_of_text_is_refused():
     with pytest.raises(ValidationError) as caught:
         Recipe(learning_rate="0.02", batch_size=2)
@@ -201,6 +246,10 @@ def test_load_names_file_and_line(tmp_path: Path):
     bad.write_text("from orchestrator.recipe import Recipe\n\nRecipe(learning_rate=-1.0, batch_size=2)\n")
     with pytest.raises(InputError, match=r"^bad.py:3: Recipe.learning_rate: -1.0 is refused"):
         study.load(bad)
+    for leaving, said in (("import sys; sys.exit(0)", "SystemExit: 0"), ("raise GeneratorExit", "GeneratorExit: no m")):
+        bad.write_text(f"x = 1\n{leaving}\n")
+        with pytest.raises(InputError, match=f"^bad.py:2: {said}"):
+            study.load(bad)
     bad.write_text("x = 1\n")
     with pytest.raises(InputError, match="defines no `study`"):
         study.load(bad)

@@ -67,6 +67,9 @@ class HeldOutLoss:
     def identity(self) -> dict[str, Any]:
         return asdict(self)
 
+    def capabilities(self, data: Data) -> tuple[str, ...]:
+        return ()
+
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
         assert not model.training and not torch.is_grad_enabled()
         tokens = torch.from_numpy(data.held_out(2))
