@@ -31,6 +31,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m experiments.bench_mixers
+	$(BIN)/python -m experiments.bench_hybrids
 	$(BIN)/python -m experiments.bench_training
 
 clean:
