@@ -105,15 +105,12 @@ def plan(document: Document) -> RenderableType:
         tokens = count(sum(job["tokens"] for job in document["jobs"] if job["kind"] == "tune"))
         unknown = sum(cell["learning_rate"] is None for cell in cells)
         lines.append(f"learning rates of {unknown} cells are tuned first: {tokens} tokens, less what is pruned")
+    residuals = {label: group[0]["layer_residual"] for label, group in groups.items() if group[0]["layer_residual"]}
+    if residuals:
+        by_arm = ", ".join(f"{label} {residual:+.2%}" for label, residual in residuals.items())
+        lines.append(f"parameters of a layer against full attention: {by_arm}")
     if document["lost"]:
         lines.append(f"{len(document['lost'])} finished cells have lost their files and train again")
-    apart = {cell["arm"]: cell["match_residual"] for cell in cells if abs(cell["match_residual"]) >= 5e-5}
-    if apart:
-        worst = {arm: max((c["match_residual"] for c in cells if c["arm"] == arm), key=abs) for arm in apart}
-        lines.append(
-            "parameters of a layer against a full-attention one: "
-            + ", ".join(f"{arm} {share:+.2%}" for arm, share in worst.items())
-        )
     reasons = Counter("; ".join(why) for why in document.get("changed", {}).values())
     lines += [f"new identity ({n} cells): {why}" for why, n in reasons.most_common(5)]
     return Group(table, Text(), *(Text(line) for line in lines))

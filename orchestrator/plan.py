@@ -122,7 +122,7 @@ class Plan:
                     **_row(cell),
                     **self._origin(cell),
                     "learning_rate": self._rate(cell),
-                    "match_residual": cost.match_residual(cell.model),
+                    "layer_residual": cost.layer_residual(cell.model),
                 }
                 for cell in self.cells
             ],

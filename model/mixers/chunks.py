@@ -41,7 +41,7 @@ def chunked_linear_attention(
 
 
 def padded(x_BT: Tensor, chunk: int) -> Tensor:
-    """[B, T, …] in float32 at least, contiguous, with zeros up to whole chunks: they write and forget nothing."""
+    """[B, T, …] in float32 at least, contiguous, filled with zeros to whole chunks: they write and forget nothing."""
     wide = x_BT.float() if x_BT.dtype in HALF else x_BT
     missing = -x_BT.shape[1] % chunk
     return F.pad(wide, (0, 0) * (x_BT.ndim - 2) + (0, missing)) if missing else wide.contiguous()

@@ -153,7 +153,7 @@ def chunked_gated_delta_rule(
 
 
 class _GatedDelta(Function):
-    """What the tokens of a chunk write depends on each other. Before β it is Y_v - Y_k S, S the state before it, and
+    """What the tokens of a chunk write depends on each other. Before β it is Y_v - Y_k S, S its first state, and
 
         (I + M β) [Y_v | Y_k] = [V | e^G K],   M_ij = k_i·k_j e^{G_i - G_j} for j < i,
 
@@ -187,16 +187,17 @@ class _GatedDelta(Function):
             read = (q_XCK @ states[tile].flatten(0, 1)).mul_(start)
             tiles.put(out, tile, read.baddbmm_(weights, written))
             kept += [start, end, whole, between, alike, values, keys, written, weights]
-        ctx.save_for_backward(q, k, v, beta, states, *kept)
+        ctx.save_for_backward(q, k, beta, states, *kept)
         ctx.chunk = chunk
         return out, states[-1].view(state.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, beta, states, *kept = ctx.saved_tensors
-        tiles, d_out, carried = Tiles(v, ctx.chunk), d_out.contiguous(), d_last.flatten(0, 1)
-        d_q, d_k, d_v, d_beta = (torch.empty_like(x) for x in (q, k, v, beta))
+        q, k, beta, states, *kept = ctx.saved_tensors
+        d_out = d_out.contiguous()
+        tiles, carried = Tiles(d_out, ctx.chunk), d_last.flatten(0, 1)
+        d_q, d_k, d_v, d_beta = (torch.empty_like(x) for x in (q, k, d_out, beta))
         d_g = torch.empty_like(beta)
         for tile in reversed(tiles):
             *kept, start, end, whole, between, alike, values, keys, written, weights = kept
@@ -213,11 +214,10 @@ class _GatedDelta(Function):
                 earlier = torch.addcmul(d_state, carried, over[m])
                 d_state.copy_(carried)
                 carried = earlier.baddbmm_(key.mT, d_value, alpha=-1)
-            # The system's: (I + β M)ᵀ x = gradients of β [Y_v | Y_k]; those of β are its products with what was solved.
+            # (I + M β)ᵀ x = gradients of β [Y_v | Y_k]; the products of x with what was solved are the gradient of β.
             system = (alike * beta_XC1).mT
             d_values = _solved(system, d_written, upper=True)
-            d_keys = _solved(system, d_written @ before.mT, upper=True)
-            d_keys.neg_()
+            d_keys = _solved(system, d_written @ before.mT, upper=True).neg_()
             tiles.put(d_beta[..., None], tile, (d_values * values).sum(2, True) + (d_keys * keys).sum(2, True))
             d_values.mul_(beta_XC1)
             d_keys.mul_(beta_XC1)
