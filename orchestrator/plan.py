@@ -155,6 +155,7 @@ class Plan:
             zero_stage=machine.zero_stage,
             micro_batch=machine.micro_batch,
             threads=machine.threads,
+            recompute=machine.recompute,
             log_every=machine.log_every,
         )
 
@@ -226,7 +227,7 @@ def _train_job(study: Study, cell: Cell, paces: Mapping[str, float]) -> Job:
         after=(),
         workers=machine.workers,
         tokens=cell.budget_tokens,
-        flops=cost.training_flops(cell.model, cell.budget_tokens),
+        flops=cost.training_flops(cell.model, cell.budget_tokens, machine.recompute),
         memory_bytes=cost.memory(
             cell.model,
             study.recipe.optimizer,
@@ -234,6 +235,7 @@ def _train_job(study: Study, cell: Cell, paces: Mapping[str, float]) -> Job:
             machine.zero_stage,
             machine.workers,
             study.recipe.precision,
+            machine.recompute,
         ).total,
         seconds=None if pace is None else cell.budget_tokens * pace,
     )

@@ -98,7 +98,8 @@ class Machine(BaseModel):
     """How jobs are run; nothing here changes what is learnt, so nothing here is identity.
 
     workers: processes that train one job together. zero_stage: DeepSpeed ZeRO. micro_batch: sequences a worker puts
-    through at once, None for its whole share. threads: of one worker.
+    through at once, None for its whole share. threads: of one worker. recompute: keep only each layer's input for the
+    backward pass and run the layer again there: a third more FLOPs, a fraction of the memory, the same losses.
     """
 
     model_config = STRICT
@@ -107,6 +108,7 @@ class Machine(BaseModel):
     zero_stage: Literal[0, 1, 2] = 0
     micro_batch: int | None = Field(default=None, gt=0)
     threads: int = Field(default=1, gt=0)
+    recompute: bool = False
     log_every: int = Field(default=10, gt=0)
 
 

@@ -72,6 +72,7 @@ class _Training:
             workers=task.workers,
             zero_stage=task.zero_stage,
             micro_batch=task.micro_batch,
+            recompute=task.recompute,
             device=device,
         )
         if found:

@@ -18,7 +18,8 @@ class Task:
     "measure" runs `measures` on the stored checkpoints of `folder`, training nothing.
     folder: jobs/<id>. data_identity: of the data the cell's identity counts on, `identity.of_data` when it was planned.
     evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
-    micro_batch: sequences a worker puts through at once; None for all of its share. log_every: steps.
+    micro_batch: sequences a worker puts through at once; None for all of its share. recompute: layers run again in the
+    backward pass instead of keeping their activations. log_every: steps.
     """
 
     kind: Literal["train", "measure"]
@@ -38,6 +39,7 @@ class Task:
     zero_stage: int = 0
     micro_batch: int | None = None
     threads: int = 1
+    recompute: bool = False
     log_every: int = 10
 
 
