@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -120,14 +119,14 @@ def plan(
 ) -> None:
     """What would run and what it costs; starts nothing."""
     with _standard_output_kept():
-        from experiments import show
+        from experiments import allowance, show
         from orchestrator.submit import make_plan
 
         loaded, _ = _study(study, root)
-        made = make_plan(loaded, root, _slots(loaded, cpus, gpus))
+        made = make_plan(loaded, root, allowance.slots_of(loaded, cpus, gpus))
         document = made.as_json()
     _print(document, as_json, show.plan)
-    _within_limits(document, made.folder, max_hours)
+    allowance.check_limits(document, made.folder, max_hours)
 
 
 @app.command(epilog="Example: gridlaw run experiments/quickstart.py --cpus 2")
@@ -145,15 +144,16 @@ def run(
     started = time.time()
     console = Console(stderr=True, highlight=False)
     with _standard_output_kept():
+        from experiments import allowance
         from experiments import status as standing
         from orchestrator.fleet import FleetOptions
         from orchestrator.submit import make_plan, submit
 
         loaded, source = _study(study, root)
         here = address is None  # what a cluster has is known once it is joined
-        made = make_plan(loaded, root, _slots(loaded, cpus, gpus) if here else gpus or cpus or 1)
+        made = make_plan(loaded, root, allowance.slots_of(loaded, cpus, gpus) if here else gpus or cpus or 1)
         planned = made.as_json()
-        _within_limits(planned, made.folder, max_hours)
+        allowance.check_limits(planned, made.folder, max_hours)
 
         def look() -> dict[str, Any]:
             return standing.read(loaded.name, made.folder, planned["cells"])
@@ -163,9 +163,7 @@ def run(
             submission = submit(
                 made,
                 source,
-                FleetOptions(
-                    cpus=cpus, gpus=_gpus(gpus) if here else gpus, address=address, threads=loaded.machine.threads
-                ),
+                FleetOptions(cpus, allowance.gpus_of(gpus) if here else gpus, address, loaded.machine.threads),
                 tracking_uri=tracking_uri,
                 on_event=lambda event: _tell(event, look, console, live),
                 started=started,
@@ -306,6 +304,25 @@ def ui(
     serve(root, port, host)
 
 
+@app.command(epilog='Example: gridlaw export quickstart "swa-8 seed 0" exported')
+def export(
+    study: StudyArgument,
+    cell: Annotated[str, typer.Argument(metavar="CELL", help='A cell\'s id, or words: "swa-8 seed 0".')],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What is written; not there yet, or empty.")],
+    root: RootOption = ROOT,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="A kept checkpoint; default: the last.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A cell's weights in a folder that transformers loads."""
+    with _standard_output_kept():
+        from experiments import export as exporting
+        from orchestrator.plan import stored_document
+
+        name = _name(study, root)
+        document = exporting.export(root / name, stored_document(root, name)["cells"], cell, folder, step)
+    _print(document, as_json, exporting.show)
+
+
 @app.command(epilog="Example: gridlaw doctor --root /data/studies")
 def doctor(root: RootOption = ROOT, as_json: JsonOption = False) -> None:
     """What this machine has: devices, kernels, compiler, ports, disk."""
@@ -400,56 +417,6 @@ def _cells(study: str, root: Path) -> tuple[str, Path, list[dict[str, Any]]]:
 
     made = make_plan(_study(study, root)[0], root, slots=1)
     return made.study.name, made.folder, made.as_json()["cells"]
-
-
-def _gpus(gpus: int | None) -> int:
-    """The GPUs to use of this machine: as many as asked for, else all."""
-    if gpus == 0:
-        return 0
-    import torch
-
-    there = torch.cuda.device_count()
-    if gpus is not None and gpus > there:
-        raise InputError(f"--gpus: {gpus} asked for, this machine has {there}; give fewer, or --gpus 0 for its CPUs")
-    return there if gpus is None else gpus
-
-
-def _slots(study: "Study", cpus: int | None, gpus: int | None) -> int:
-    """Workers at once on this machine: one a GPU, or as many as have `machine.threads` CPUs each."""
-    from experiments.doctor import usable_cpus
-
-    slots = _gpus(gpus) or (cpus or usable_cpus()) // study.machine.threads
-    if not slots:
-        raise InputError(
-            f"machine.threads: {study.machine.threads} a worker, but there are {cpus or usable_cpus()} CPUs to use; "
-            f"lower it or raise --cpus"
-        )
-    return slots
-
-
-def _within_limits(document: dict[str, Any], folder: Path, max_hours: float | None) -> None:
-    """Raises InputError where the plan would not fit the disk or exceeds what the user allows."""
-    from experiments import show
-    from experiments.doctor import nearest_existing
-
-    totals = document["totals"]
-    free = shutil.disk_usage(nearest_existing(folder)).free
-    if totals["disk_bytes"] > free:
-        raise InputError(
-            f"disk: the study needs {show.count(totals['disk_bytes'])}B, {show.count(free)}B are free at {folder}; "
-            f"keep fewer checkpoints (evaluations.checkpoints) or give another --root"
-        )
-    if max_hours is not None and totals["device_hours"] is None:
-        raise InputError(
-            f"--max-hours: {max_hours:g} cannot be held, the time of "
-            f"{sum(job['seconds'] is None for job in document['jobs'])} jobs is not known before an arm has run here; "
-            f"run one seed without the limit first"
-        )
-    if max_hours is not None and totals["device_hours"] > max_hours:
-        raise InputError(
-            f"--max-hours: {max_hours:g} is below the plan's {totals['device_hours']:.2f} device hours; "
-            f"raise it or drop cells"
-        )
 
 
 if __name__ == "__main__":

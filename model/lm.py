@@ -99,30 +99,45 @@ class LanguageModel(nn.Module):
         """Cross-entropy of each target in nats, float32 [B, T]."""
         x_ND = self.hidden(self.embedding(tokens_BT)).flatten(0, 1)
         chunks = zip(self._chunks(x_ND), self._chunks(targets_BT.flatten()), strict=True)
-        return torch.cat([self._cross_entropy(x, target, "none") for x, target in chunks]).view_as(targets_BT)
+        losses = [F.cross_entropy(self._wide_logits(x), target, reduction="none") for x, target in chunks]
+        return torch.cat(losses).view_as(targets_BT)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean cross-entropy over all targets in nats, a float32 scalar.
+        """Mean cross-entropy over all targets in nats, a float32 scalar."""
+        return self.objective(tokens_BT, targets_BT)[1]
 
+    def objective(self, tokens_BT: Tensor, targets_BT: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+        """(what training minimises, the mean cross-entropy alone), float32 scalars, in nats.
+
+        z_loss: weight of the mean of (ln Σ e^logit)², which keeps logits from drifting (PaLM, arXiv 2204.02311).
         Float32 logits outweigh all else on long sequences: beyond LOSS_LOGITS of them the head runs in chunks of
         tokens whose logits are made again in the backward pass.
         """
         x_ND = self.hidden(self.embedding(tokens_BT)).flatten(0, 1)
         target_N = targets_BT.flatten()
         if target_N.numel() * self.config.vocab_size <= LOSS_LOGITS:
-            return self._cross_entropy(x_ND, target_N, "mean")
-        total = x_ND.new_zeros((), dtype=torch.float32)
+            return self._objective(x_ND, target_N, "mean", z_loss)
+        minimised, cross_entropy = x_ND.new_zeros(2, dtype=torch.float32).unbind()
         for x, target in zip(self._chunks(x_ND), self._chunks(target_N), strict=True):
-            total = total + checkpoint(self._cross_entropy, x, target, "sum", use_reentrant=False)
-        return total / target_N.numel()
+            both = checkpoint(self._objective, x, target, "sum", z_loss, use_reentrant=False)
+            minimised, cross_entropy = minimised + both[0], cross_entropy + both[1]
+        return minimised / target_N.numel(), cross_entropy / target_N.numel()
 
     def _chunks(self, per_token: Tensor) -> tuple[Tensor, ...]:
         return per_token.split(max(1, LOSS_LOGITS // self.config.vocab_size))
 
-    def _cross_entropy(self, x_ND: Tensor, target_N: Tensor, reduction: str) -> Tensor:
+    def _wide_logits(self, x_ND: Tensor) -> Tensor:
         logits = self.logits(x_ND)
-        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        return F.cross_entropy(wide, target_N, reduction=reduction)
+        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+    def _objective(self, x_ND: Tensor, target_N: Tensor, reduction: str, z_loss: float) -> tuple[Tensor, Tensor]:
+        logits_NV = self._wide_logits(x_ND)
+        cross_entropy = F.cross_entropy(logits_NV, target_N, reduction=reduction)
+        if not z_loss:
+            return cross_entropy, cross_entropy
+        squares_N = logits_NV.logsumexp(-1).square()
+        squares = squares_N.mean() if reduction == "mean" else squares_N.sum()
+        return cross_entropy + z_loss * squares, cross_entropy
 
 
 def build(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> LanguageModel:

@@ -21,7 +21,7 @@ def document(model: ModelConfig, data: Data, recipe: Recipe, steps: int, seed: i
             "semantics": SEMANTICS,
             "model": _of_model(model),
             "data": of_data(data),
-            "recipe": recipe.model_dump(mode="json"),
+            "recipe": _of_recipe(recipe),
             "steps": steps,
             "seed": seed,
         }
@@ -36,6 +36,12 @@ def _of_model(model: ModelConfig) -> dict[str, Any]:
         for layer in fields["layers"]
     ]
     return fields
+
+
+def _of_recipe(recipe: Recipe) -> dict[str, Any]:
+    """All of its fields, but a z-loss only where there is one."""
+    fields = recipe.model_dump(mode="json")
+    return fields if recipe.z_loss else {key: value for key, value in fields.items() if key != "z_loss"}
 
 
 def with_rate(document: dict[str, Any], rate: dict[str, Any]) -> dict[str, Any]:

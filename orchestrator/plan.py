@@ -197,6 +197,7 @@ class Plan:
             zero_stage=machine.zero_stage,
             micro_batch=machine.micro_batch,
             threads=machine.threads,
+            recompute=machine.recompute,
             log_every=machine.log_every,
             trunk=self.folder / "jobs" / before.id if before else None,
         )
@@ -355,7 +356,7 @@ def _job(
         workers=workers,
         steps=steps,
         tokens=tokens,
-        flops=cost.training_flops(cell.model, tokens),
+        flops=cost.training_flops(cell.model, tokens, machine.recompute),
         memory_bytes=cost.memory(
             cell.model,
             study.recipe.optimizer,
@@ -363,6 +364,7 @@ def _job(
             machine.zero_stage,
             workers,
             study.recipe.precision,
+            machine.recompute,
         ).total,
         seconds=None if pace is None else tokens * pace,
     )

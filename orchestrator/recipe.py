@@ -16,6 +16,9 @@ class Recipe(BaseModel):
     adam_learning_rate: peak rate of what Muon does not step (embeddings, head, gains); ignored by "adamw".
     warmup_steps: linear warm-up. decay_fraction: share of the steps, at the end, of linear decay to 0
     (warmup-stable-decay). batch_size: sequences a step over all workers. clip: global gradient norm, None for none.
+    precision: of the forward and backward products; weights, gradients and optimizer state stay float32.
+    z_loss: weight of the mean squared log-partition added to what is minimised (arXiv 2204.02311), never to the loss
+    that is recorded.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -32,6 +35,7 @@ class Recipe(BaseModel):
     batch_size: int = Field(gt=0)
     clip: float | None = Field(default=None, gt=0)
     precision: Literal["float32", "bfloat16"] = "float32"
+    z_loss: float = Field(default=0.0, ge=0)
 
     def at_rate(self, rate: float) -> "Recipe":
         """This recipe at another learning rate. With Muon AdamW's rate moves along, in the same proportion."""

@@ -112,7 +112,9 @@ class Machine(BaseModel):
 
     workers: processes that train one job together, or that number by size {"S1": 1, "S5": 8}. zero_stage: DeepSpeed
     ZeRO. micro_batch: sequences a worker puts through at once, None for its whole share. threads: of one worker.
-    share_trunks: whether budgets that differ in their decay alone train the steps before it once.
+    recompute: keep only each layer's input for the backward pass and run the layer again there: a third more FLOPs, a
+    fraction of the memory, the same losses. share_trunks: whether budgets that differ in their decay alone train the
+    steps before it once.
     """
 
     model_config = STRICT
@@ -121,6 +123,7 @@ class Machine(BaseModel):
     zero_stage: Literal[0, 1, 2] = 0
     micro_batch: int | None = Field(default=None, gt=0)
     threads: int = Field(default=1, gt=0)
+    recompute: bool = False
     log_every: int = Field(default=10, gt=0)
     share_trunks: bool = True
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from model.config import Layer
+from model.config import Layer, ModelConfig
 from model.mixers.attention import FULL, SLIDING_WINDOW
 from model.mixers.gated_deltanet import GATED_DELTANET
 from model.mixers.lightning import LIGHTNING
@@ -74,6 +74,18 @@ def read_settings(name: str, given: Mapping[str, Any]) -> Any:
         return kind(**given)
     except ValueError as error:
         raise ValueError(f"mixers: {name} {error}") from None
+
+
+def config_from(document: Mapping[str, Any]) -> ModelConfig:
+    """The decoder that `dataclasses.asdict` made a document of. Raises ValueError for a document of no decoder."""
+    try:
+        layers = [dict(layer) for layer in document["layers"]]
+        for layer in layers:
+            if layer.get("settings") is not None:
+                layer["settings"] = read_settings(layer["mixer"], layer["settings"])
+        return ModelConfig(**{**document, "layers": tuple(Layer(**layer) for layer in layers)})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"decoder: not the fields of one ({error})") from None
 
 
 def _mixer_and_window(word: str) -> tuple[str, int | None]:

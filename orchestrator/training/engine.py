@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from model.lm import LanguageModel
 from orchestrator.errors import InputError
 from orchestrator.recipe import Recipe, check_recipe
-from orchestrator.training.optimizers import MuonAdamW, parameter_groups, set_rates
+from orchestrator.training.optimizers import MuonAdamW, MuonWatch, parameter_groups, set_rates
 
 deepspeed_logger.setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message=r".*all_gather_into_tensor.* is deprecated")  # DeepSpeed's call, not ours
@@ -103,24 +103,27 @@ def rows_of(rank: int, batch_size: int, workers: int, micro_batch: int | None) -
 
 
 class _Loss(nn.Module):
-    """What DeepSpeed wraps: its engine calls `forward`, and that must be the loss."""
+    """What DeepSpeed wraps: its engine calls `forward`, and that must give the loss."""
 
-    def __init__(self, model: LanguageModel, precision: str) -> None:
+    def __init__(self, model: LanguageModel, recipe: Recipe) -> None:
         super().__init__()
         self.model = model
-        self.precision = precision
+        self._precision, self._z_loss = recipe.precision, recipe.z_loss
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        lower = torch.autocast(tokens_BT.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
-        with lower:
-            return self.model.loss(tokens_BT, targets_BT)
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """(what is minimised, the cross-entropy alone)."""
+        half = self._precision == "bfloat16"
+        with torch.autocast(tokens_BT.device.type, torch.bfloat16) if half else nullcontext():
+            minimised, cross_entropy = self.model.objective(tokens_BT, targets_BT, self._z_loss)
+        return minimised, cross_entropy.detach()
 
 
 class Engine:
     """A model under DeepSpeed at ZeRO stage 0, 1 or 2, stepped by a whole batch at a time.
 
-    Weights and optimizer state stay float32; "bfloat16" runs the forward pass under autocast. Raises InputError where
-    recipe, workers and micro-batch do not go together.
+    Weights, gradients and optimizer state stay float32; "bfloat16" runs the forward pass under autocast. Raises
+    InputError where recipe, workers and micro-batch do not go together, and `step` raises RuntimeError where Muon turns
+    out not to orthogonalise.
     """
 
     def __init__(
@@ -132,12 +135,14 @@ class Engine:
         workers: int = 1,
         zero_stage: int = 0,
         micro_batch: int | None = None,
+        recompute: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         if zero_stage not in (0, 1, 2):
             raise InputError(f"machine.zero_stage: {zero_stage} is not built; choose 0, 1 or 2")
         check_recipe(recipe, zero_stage)
         self.model = model
+        model.recompute = recompute
         self.rows, self._micro_batch = rows_of(rank, recipe.batch_size, workers, micro_batch)
         self._zero_stage = zero_stage
         self._workers = workers
@@ -153,8 +158,9 @@ class Engine:
             "steps_per_print": None,
         }
         self._engine, *_ = deepspeed.initialize(
-            model=_Loss(model, recipe.precision), optimizer=_optimizer(model, recipe, zero_stage), config=config
+            model=_Loss(model, recipe), optimizer=_optimizer(model, recipe, zero_stage), config=config
         )
+        self._watch = MuonWatch(model, recipe) if recipe.optimizer == "muon" else None
 
     def step(self, batch_BT1: np.ndarray, factor: float) -> float:
         """One optimizer step on this rank's rows at `factor` of the peak rates; the loss of those rows, in nats."""
@@ -165,11 +171,13 @@ class Engine:
         eager = torch.compiler.set_stance("force_eager") if self._zero_stage > 0 else nullcontext()
         with eager:
             for rows in batch.split(self._micro_batch):
-                loss = self._engine(rows[:, :-1], rows[:, 1:])
-                self._engine.backward(loss)
+                minimised, loss = self._engine(rows[:, :-1], rows[:, 1:])
+                self._engine.backward(minimised)
                 self._engine.step()
                 total += loss.item() * len(rows)
         self.fault = self._find_fault()
+        if self._watch and self.fault is None and self._watch.is_convinced(factor):
+            self._watch = None
         return total / len(batch)
 
     def agree(self, loss: float, stop: bool, save: bool) -> tuple[float, bool, bool, bool]:

@@ -74,6 +74,7 @@ class _Training:
             workers=task.workers,
             zero_stage=task.zero_stage,
             micro_batch=task.micro_batch,
+            recompute=task.recompute,
             device=device,
         )
         if found:

@@ -101,6 +101,42 @@ def orthogonalise(x_NRC: Tensor, coefficients: tuple[float, float, float], itera
     return x.mT if tall else x
 
 
+class MuonWatch:
+    """Whether Muon's first update really was orthogonalised, whoever made it.
+
+    DeepSpeed releases have run plain SGD in Muon's place, or scaled its update down, without a word. Watched is one
+    matrix: the smallest of those that are all zero, which alone have gradients in the first step, or of all.
+    """
+
+    def __init__(self, model: LanguageModel, recipe: Recipe) -> None:
+        named = matrices(model)
+        silent = [(name, matrix) for name, matrix in named if not matrix.any()]
+        self._name, self._matrix = min(silent or named, key=lambda item: item[1].numel())
+        self._before = self._matrix.detach().clone()
+        self._rate, self._decay = recipe.learning_rate, recipe.weight_decay
+
+    @torch.no_grad()
+    def is_convinced(self, factor: float) -> bool:
+        """Called after a step at `factor` of the peak rates: False where it did not move the matrix.
+
+        Raises RuntimeError where it moved by anything but rate times a matrix of spectral norm about 1.
+        """
+        rate = factor * self._rate
+        update = self._before * (1 - rate * self._decay) - self._matrix
+        rows, columns = update.shape
+        norm = torch.linalg.matrix_norm(update.float(), 2).item() / (rate * math.sqrt(max(1, rows / columns)))
+        if norm == 0:
+            self._before.copy_(self._matrix)
+            return False
+        # Five iterations bring singular values to between 0.7 and 1.2.
+        if not 0.5 < norm < 1.5:
+            raise RuntimeError(
+                f"Muon: the first update of {self._name} has spectral norm {norm:.3g} where an orthogonalised one has "
+                f"about 1; use the DeepSpeed of constraints.txt or zero_stage 0"
+            )
+        return True
+
+
 class MuonAdamW(Optimizer):
     """Muon on the matrices and AdamW on the rest, as the one optimizer DeepSpeed takes."""
 

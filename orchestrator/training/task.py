@@ -20,7 +20,8 @@ class Task:
     folder: jobs/<id>. data_identity: of the data the cell's identity counts on, `identity.of_data` when it was planned.
     schedule_steps: the length the learning rate's schedule is laid out for, None for `steps`.
     evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
-    micro_batch: sequences a worker puts through at once; None for all of its share. log_every: steps.
+    micro_batch: sequences a worker puts through at once; None for all of its share. recompute: layers run again in the
+    backward pass instead of keeping their activations. log_every: steps.
     trunk: folder of the finished trunk that a job without checkpoints of its own starts from.
     """
 
@@ -41,6 +42,7 @@ class Task:
     zero_stage: int = 0
     micro_batch: int | None = None
     threads: int = 1
+    recompute: bool = False
     log_every: int = 10
     schedule_steps: int | None = None
     trunk: Path | None = None

@@ -99,6 +99,22 @@ def test_losses_agree_in_chunks_and_recomputed(monkeypatch, mlp):
             assert torch.allclose(ours, theirs, atol=1e-12)
 
 
+def test_the_z_loss_is_the_mean_square_of_the_log_partition(monkeypatch):
+    model = woken(build(quickstart(), 0)).double()
+    x = tokens(2, 34)
+    inputs, targets = x[:, :-1], x[:, 1:]
+    plain = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    expected = plain + 0.1 * model(inputs).exp().sum(-1).log().square().mean()
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    for limit in (lm.LOSS_LOGITS, 96 * 7):
+        monkeypatch.setattr(lm, "LOSS_LOGITS", limit)
+        minimised, cross_entropy = model.objective(inputs, targets, 0.1)
+        assert minimised.item() == pytest.approx(expected.item(), abs=1e-12)
+        assert cross_entropy.item() == pytest.approx(plain.item(), abs=1e-12)
+        for ours, theirs in zip(torch.autograd.grad(minimised, list(model.parameters())), gradients, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-12)
+
+
 @pytest.mark.parametrize("positions", ["rope", "nope", "nope-full"])
 def test_the_future_is_never_read(positions):
     model = woken(build(quickstart("swa-8 full", positions), 0)).double()

@@ -16,7 +16,7 @@ from tiny_gang import HeldOutLoss, gang, tiny_task
 from model.lm import LanguageModel, build
 from orchestrator.errors import InputError
 from orchestrator.record import read
-from orchestrator.training import job
+from orchestrator.training import checkpoint, job
 from orchestrator.training.checkpoint import committed
 from orchestrator.training.engine import end_process_group, start_process_group
 from orchestrator.training.task import Outcome, Task
@@ -178,13 +178,13 @@ def test_a_nan_gradient_diverges(
 
 
 def test_a_nan_loss_diverges_and_is_written_as_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, calls = LanguageModel.loss, iter(range(1, 100))
+    objective, calls = LanguageModel.objective, iter(range(1, 100))
 
-    def poisoned(self: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        value = loss(self, tokens, targets)
-        return value + (float("inf") if self.training and next(calls) == 3 else 0.0)
+    def poisoned(self: LanguageModel, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        minimised, cross_entropy = objective(self, *arguments)
+        return minimised, cross_entropy + (float("inf") if self.training and next(calls) == 3 else 0.0)
 
-    monkeypatch.setattr(LanguageModel, "loss", poisoned)
+    monkeypatch.setattr(LanguageModel, "objective", poisoned)
     outcome = run(tiny_task(tmp_path))
     assert outcome.cause == "non-finite loss at step 3 (learning rate 0.02)"
     assert losses(tmp_path)[3] is None
@@ -232,6 +232,32 @@ def test_bfloat16_trains_close_to_float32(tmp_path: Path, unbroken: dict[int, fl
     ours = losses(tmp_path)
     assert ours != unbroken
     assert ours == pytest.approx(unbroken, abs=0.05)
+
+
+@pytest.mark.parametrize("changes", [{}, {"zero_stage": 2, "micro_batch": 2}, {"recipe": {"precision": "bfloat16"}}])
+def test_layers_run_again_give_the_same_losses(tmp_path: Path, changes: dict[str, Any]) -> None:
+    told = {}
+    for recompute in (False, True):
+        folder = tmp_path / str(recompute)
+        run(tiny_task(folder, recompute=recompute, **changes))
+        told[recompute] = losses(folder)
+    assert told[True] == told[False]
+
+
+def test_a_z_loss_is_trained_on_and_not_recorded(tmp_path: Path, unbroken: dict[int, float]) -> None:
+    run(tiny_task(tmp_path, recipe={"z_loss": 1.0}))
+    ours = losses(tmp_path)
+    assert ours[1] == unbroken[1], "the first loss is before any step"
+    assert ours[12] != pytest.approx(unbroken[12], abs=1e-4)
+    partition = {}
+    for z_loss in (0.0, 1.0):
+        model = build(tiny_task(tmp_path).model, 0)
+        folder = tmp_path if z_loss else tmp_path / "without"
+        if not z_loss:
+            run(tiny_task(folder))
+        checkpoint.load_weights(committed(folder / "checkpoints")[-1], model)
+        partition[z_loss] = model(torch.arange(32)[None]).logsumexp(-1).square().mean().item()
+    assert partition[1.0] < 0.8 * partition[0.0]
 
 
 def test_data_that_changed_since_the_plan_is_not_trained_on(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from deepspeed.runtime.zero.muon import original_muon
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,7 +19,7 @@ from orchestrator.errors import InputError
 from orchestrator.recipe import Recipe, check_recipe
 from orchestrator.training import optimizers
 from orchestrator.training.engine import Engine, end_process_group, start_process_group
-from orchestrator.training.optimizers import BatchedMuon, MuonAdamW, parameter_groups, set_rates
+from orchestrator.training.optimizers import BatchedMuon, MuonAdamW, MuonWatch, parameter_groups, set_rates
 
 RECIPE = Recipe(learning_rate=0.02, batch_size=4, weight_decay=0.1)
 
@@ -99,6 +100,69 @@ def test_one_step_is_pytorchs_step(stage: int) -> None:
         assert values.mean().item() == pytest.approx(0.01 * max(1.0, rows / columns) ** 0.5, rel=0.25), name
     for name, parameter in others(ours):
         torch.testing.assert_close(parameter.detach(), wanted[name], atol=2e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_muon_that_does_not_orthogonalise_stops_the_job(monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+    """The faults of DeepSpeed releases: SGD in Muon's place, and an update scaled down like a gradient."""
+
+    def plain(gradient: Tensor, *_: object, **__: object) -> Tensor:
+        return gradient
+
+    module = optimizers if stage == 0 else original_muon
+    name = "orthogonalise" if stage == 0 else "muon_update"
+    right = getattr(module, name)
+    for wrong in (plain, lambda *args, **settings: right(*args, **settings) / 12.3):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, wrong)
+            engine = Engine(build(MODEL, 0), RECIPE, zero_stage=stage)
+            with pytest.raises(RuntimeError, match=r"Muon: the first update of blocks\.\d\.\S+ has spectral norm"):
+                engine.step(batch(0), 1.0)
+            engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_muon_is_watched_until_it_steps(stage: int) -> None:
+    engine = Engine(build(MODEL, 0), RECIPE, zero_stage=stage)
+    assert engine._watch is not None
+    engine.step(batch(0), 0.1)
+    assert engine._watch is None
+    engine.close()
+
+
+def test_a_matrix_that_does_not_move_is_watched_on() -> None:
+    model = trained()
+    watch = MuonWatch(model, RECIPE)
+    with torch.no_grad():
+        for _, matrix in matrices(model):
+            matrix.mul_(1 - 0.5 * 0.02 * 0.1)  # weight decay alone
+        assert not watch.is_convinced(0.5)
+        for _, matrix in matrices(model):
+            matrix.sub_(
+                0.02
+                * torch.nn.init.orthogonal_(torch.empty_like(matrix))
+                * max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            )
+            matrix.sub_(0.02 * 0.1 * matrix)
+        assert watch.is_convinced(1.0)
+
+
+def test_bfloat16_keeps_float32_weights() -> None:
+    """A step far below bfloat16's spacing of a weight still moves it, and is not lost by rounding."""
+    recipe = Recipe(optimizer="adamw", learning_rate=1e-6, batch_size=4, precision="bfloat16")
+    for stage in (0, 1, 2):
+        model = trained()
+        before = weights(model)
+        engine = Engine(model, recipe, zero_stage=stage)
+        for step in range(3):
+            engine.step(batch(step), 1.0)
+        moments = _moments(engine.optimizer_state()) if stage == 0 else []
+        engine.close()
+        assert all(moment.dtype == torch.float32 for moment in moments)
+        for name, parameter in model.named_parameters():
+            assert parameter.dtype == torch.float32
+            moved = (parameter.detach() - before[name]).abs()
+            assert 1e-7 < moved.max() < 4e-6, name
 
 
 @pytest.mark.parametrize("stack", [1, 700, 2**24])

@@ -110,7 +110,7 @@ def test_budget_in_multiples_of_n_counts_non_embedding_parameters():
     "changes",
     [
         {"measures": []},
-        {"machine": Machine(micro_batch=1, threads=2, log_every=5)},
+        {"machine": Machine(micro_batch=1, threads=2, log_every=5, recompute=True)},
         {"notes": ["said otherwise"]},
         {"name": "renamed"},
         {"data": Noise(path="elsewhere")},
@@ -126,6 +126,7 @@ def test_identity_ignores_what_does_not_change_weights(changes):
     ("changes", "field"),
     [
         ({"recipe": Recipe(learning_rate=0.01, batch_size=2)}, "recipe.learning_rate: 0.02 -> 0.01"),
+        ({"recipe": Recipe(learning_rate=0.02, batch_size=2, z_loss=1e-4)}, "recipe.z_loss: null -> 0.0001"),
         ({"data": Noise(vocab_size=48)}, "data.vocab_size: 32 -> 48"),
         ({"sizes": [SIZE.model_copy(update={"d_ff": 48})]}, "model.d_ff: 32 -> 48"),
     ],
@@ -136,6 +137,14 @@ def test_a_changed_identity_is_explained_by_its_field(changes, field, tmp_path):
     made = plan.make(after, tmp_path, known={}, earlier=earlier)
     assert set(made.changed) == {cell.id for cell in made.cells}
     assert all(field in why for why in made.changed.values())
+
+
+def test_a_plan_knows_what_running_layers_again_costs(tmp_path):
+    kept, again = (plan.make(make_study(machine=Machine(recompute=on)), tmp_path, {}) for on in (False, True))
+    for before, after in zip(kept.jobs, again.jobs, strict=True):
+        assert after.flops == pytest.approx(before.flops * 4 / 3)
+        assert after.memory_bytes < before.memory_bytes
+        assert again.task(after).recompute and not kept.task(before).recompute
 
 
 def test_finished_cells_are_not_planned_again(tmp_path):
@@ -178,6 +187,8 @@ def test_a_new_measure_plans_measurements_only(tmp_path):
 def test_identity_is_stable():
     """Pinned: a change here means that every stored cell would be trained again. Raise SEMANTICS instead."""
     assert identity.digest({"semantics": 1, "model": {"d_model": 16}, "seed": 0}) == "42abf2a6b768"
+    quickstart = study.load(Path(__file__).parents[2] / "experiments/quickstart.py")
+    assert cells.expand(quickstart)[0].id == "45816802a689"
 
 
 @pytest.mark.parametrize(
