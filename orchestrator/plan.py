@@ -2,56 +2,30 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from model import cost
-from orchestrator import identity, record, scheduler, trunks
+from orchestrator import identity, scheduler, trunks
 from orchestrator.cells import Cell, expand
 from orchestrator.errors import InputError
+from orchestrator.jobs import (
+    Job,
+    Known,
+    disk_bytes,
+    is_gone,
+    measurement_jobs,
+    seconds_a_token,
+    training_job,
+    trial_job,
+)
 from orchestrator.study import Study
 from orchestrator.training.task import Task
 from orchestrator.trunks import Trunk
 from orchestrator.tuning import stage as tuning
-from orchestrator.tuning.groups import TrialJob
 from orchestrator.tuning.stage import Stage
-
-
-@dataclass(frozen=True)
-class Job:
-    """What Ray schedules. after: ids of jobs that must have finished. memory_bytes: of one worker.
-
-    cell_id: of a trunk, the cell that leaves at its end; of a tuning trial, one that gets the rate found. A "measure"
-    job runs in its cell's folder. steps: completed at the end; tokens: trained by this job alone. flops: training, or
-    forward FLOPs of a measurement where known. seconds: from the cells of the same model that this study has trained;
-    None where there are none.
-    """
-
-    id: str
-    kind: Literal["train", "trunk", "tune", "measure"]
-    cell_id: str
-    after: tuple[str, ...]
-    workers: int
-    steps: int
-    tokens: int
-    flops: float
-    memory_bytes: float
-    seconds: float | None
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the ledger says of a job. busy_s: seconds of training and measuring, of all attempts.
-
-    tokens: planned, of this job alone. begun: whether it has trained a step.
-    """
-
-    state: str
-    busy_s: float
-    tokens: int
-    begun: bool
 
 
 @dataclass(frozen=True)
@@ -148,7 +122,7 @@ class Plan:
             "recipe": self.study.recipe.model_dump(mode="json"),
             "learning_rates": self.study.learning_rates,
             "tuning": self.study.tuning and self.study.tuning.model_dump(mode="json"),
-            "measures": [{"name": m.name, "identity": measurement_id(m)} for m in self.study.measures],
+            "measures": [{"name": m.name, "identity": identity.of_measure(m)} for m in self.study.measures],
             "cells": [
                 {
                     **_row(cell),
@@ -190,7 +164,7 @@ class Plan:
             seed=cell.seed,
             steps=job.steps,
             schedule_steps=cell.steps,
-            measures=tuple((measurement_id(measure), measure) for measure in self.study.measures),
+            measures=tuple((identity.of_measure(measure), measure) for measure in self.study.measures),
             evaluate_at=evaluate_at,
             checkpoint_at=checkpoint_at,
             workers=job.workers,
@@ -208,7 +182,7 @@ class Plan:
         evaluate, keep = set(), set()
         for cell_id in self._trunk[job.id].cells if job.kind == "trunk" else (cell.id,):
             other = self._cell[cell_id]
-            evaluate_at, checkpoint_at = self.study.evaluations.steps(other.steps, _tokens_per_step(other))
+            evaluate_at, checkpoint_at = self.study.evaluations.steps(other.steps, other.tokens_per_step)
             evaluate |= {step for step in evaluate_at if step <= job.steps}
             keep |= {step for step in checkpoint_at if step <= job.steps}
         return tuple(sorted(evaluate)), tuple(sorted(keep))
@@ -264,11 +238,6 @@ def stored_document(root: Path, name: str) -> dict[str, Any]:
     return document
 
 
-def measurement_id(measure: Any) -> str:
-    """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
-    return identity.of_measure(measure)
-
-
 def make(
     study: Study,
     folder: Path,
@@ -285,13 +254,13 @@ def make(
     earlier = earlier or {}
     stage = tuning.of_study(study, folder)
     documents = {cell.id: cell.document for cell in cells} | (stage.documents(known) if stage else {})
-    paces = _seconds_a_token(documents, earlier, known)
+    paces = seconds_a_token(documents, earlier, known)
     missing, measurements, changed = [], [], {}
     lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()
     lost = [
         job_id
         for job_id in (*(trunk.id for line in lines for trunk in line), *(cell.id for cell in cells))
-        if job_id in known and known[job_id].state == "finished" and _is_gone(folder / "jobs" / job_id)
+        if job_id in known and known[job_id].state == "finished" and is_gone(folder / "jobs" / job_id)
     ]
     for cell in cells:
         state = known.get(cell.id)
@@ -300,7 +269,7 @@ def make(
         if state is None or cell.id in lost or state.state not in ("finished", "diverged"):
             missing.append(cell)
         elif state.state == "finished":
-            measurements += _measure_job(study, folder, cell)
+            measurements += measurement_jobs(study, folder, cell)
     begun = {cell.id for cell in missing if cell.id in known and known[cell.id].begun and cell.id not in lost}
     plan = trunks.branching(
         lines,
@@ -310,111 +279,28 @@ def make(
     )
     before = plan.before.get
     tuned = stage.waits_for if stage else lambda cell: ()
-    trials, gone = stage.to_run(missing, known, _is_gone) if stage else ([], [])
+    trials, gone = stage.to_run(missing, known, is_gone) if stage else ([], [])
     lost += gone
     jobs = [
-        *(_trial_job(study, stage.cell_of(trial, cells), trial, paces) for trial in trials if stage),
+        *(trial_job(study, stage.cell_of(trial, cells), trial, paces) for trial in trials if stage),
         *(
-            _job(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces, tuned(trunk.cell))
+            training_job(
+                study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces, tuned(trunk.cell)
+            )
             for trunk in plan.trunks
         ),
-        *(_job(study, "train", cell.id, cell, cell.steps, before(cell.id), paces, tuned(cell)) for cell in missing),
+        *(
+            training_job(study, "train", cell.id, cell, cell.steps, before(cell.id), paces, tuned(cell))
+            for cell in missing
+        ),
         *measurements,
     ]
     by_id = {cell.id: cell for cell in cells}
-    disk = sum(_disk_bytes(study, by_id[job.cell_id], job) for job in jobs if job.kind != "measure")
+    disk = sum(disk_bytes(study, by_id[job.cell_id], job) for job in jobs if job.kind != "measure")
     explained = {cell: why for cell, why in changed.items() if why}
     separate = trunks.why_not(len(study.budgets), study.recipe, study.machine.share_trunks, lines)
     used = [job_id for job_id in lost if any(job.id == job_id for job in jobs)]
     return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(used), lines, separate, stage)
-
-
-def _tokens_per_step(cell: Cell) -> int:
-    return cell.budget_tokens // cell.steps
-
-
-def _job(
-    study: Study,
-    kind: Literal["train", "trunk"],
-    job_id: str,
-    cell: Cell,
-    steps: int,
-    before: Trunk | None,
-    paces: Mapping[str, float],
-    tuned: tuple[str, ...] = (),
-) -> Job:
-    pace = paces.get(_model_key(cell.document))
-    machine = study.machine
-    workers = machine.workers_of(cell.size)
-    micro_batch = machine.micro_batch or study.recipe.batch_size // workers
-    tokens = (steps - (before.steps if before else 0)) * _tokens_per_step(cell)
-    return Job(
-        id=job_id,
-        kind=kind,
-        cell_id=cell.id,
-        after=(before.id,) if before else tuned,
-        workers=workers,
-        steps=steps,
-        tokens=tokens,
-        flops=cost.training_flops(cell.model, tokens, machine.recompute),
-        memory_bytes=cost.memory(
-            cell.model,
-            study.recipe.optimizer,
-            micro_batch,
-            machine.zero_stage,
-            workers,
-            study.recipe.precision,
-            machine.recompute,
-        ).total,
-        seconds=None if pace is None else tokens * pace,
-    )
-
-
-def _trial_job(study: Study, cell: Cell, trial: TrialJob, paces: Mapping[str, float]) -> Job:
-    like = _job(study, "train", trial.id, cell, trial.steps, None, paces, trial.after)
-    share = trial.tokens / like.tokens
-    seconds = None if like.seconds is None else like.seconds * share
-    return replace(like, kind="tune", tokens=trial.tokens, flops=like.flops * share, seconds=seconds)
-
-
-def _model_key(document: Mapping[str, Any]) -> str:
-    return json.dumps(document["model"], sort_keys=True)
-
-
-def _seconds_a_token(
-    documents: Mapping[str, dict[str, Any]], earlier: Mapping[str, dict[str, Any]], known: Mapping[str, Known]
-) -> dict[str, float]:
-    """Of each model that has been trained, by `_model_key`, over its finished cells, those of earlier plans too."""
-    totals: dict[str, tuple[float, int]] = {}
-    for cell_id, state in known.items():
-        document = documents.get(cell_id) or earlier.get(cell_id, {}).get("document")
-        if document and state.state == "finished":
-            busy, tokens = totals.get(_model_key(document), (0.0, 0))
-            totals[_model_key(document)] = (busy + state.busy_s, tokens + state.tokens)
-    return {key: busy / tokens for key, (busy, tokens) in totals.items() if tokens}
-
-
-def _is_gone(job_folder: Path) -> bool:
-    return not (job_folder / "record.jsonl").exists() and not any((job_folder / "checkpoints").glob("*"))
-
-
-def _measure_job(study: Study, folder: Path, cell: Cell) -> list[Job]:
-    wanted = {measurement_id(measure) for measure in study.measures}
-    absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
-    if not absent:
-        return []
-    job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
-    return [Job(job_id, "measure", cell.id, (), 1, cell.steps, 0, 0.0, 4.0 * cell.params, None)]
-
-
-def _disk_bytes(study: Study, cell: Cell, job: Job) -> float:
-    """Weights of every checkpoint kept, optimizer state of the newest, and about 200 bytes a recorded number.
-
-    A branch keeps the trunk's checkpoints too: on one file system as links, which this counts as copies.
-    """
-    evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, _tokens_per_step(cell))
-    lines = job.steps / study.machine.log_every * 3 + len(evaluate_at) * 20 * len(study.measures)
-    return 4.0 * cell.params * (len(checkpoint_at) + 3) + 200 * lines
 
 
 def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[str]:
@@ -425,7 +311,7 @@ def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[s
 
 
 def _trunk_row(trunk: Trunk) -> dict[str, Any]:
-    return {"id": trunk.id, "tokens": trunk.steps * _tokens_per_step(trunk.cell)}
+    return {"id": trunk.id, "tokens": trunk.steps * trunk.cell.tokens_per_step}
 
 
 def ledger_row(cell: Cell) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import plan as planning
 from orchestrator.errors import InputError
+from orchestrator.jobs import Known
 from orchestrator.ledger import Ledger
-from orchestrator.plan import Known, Plan
+from orchestrator.plan import Plan
 from orchestrator.study import Study
 from orchestrator.tuning import results as tuning_results
 

@@ -14,7 +14,7 @@ from orchestrator.tuning import outcome, results
 from orchestrator.tuning.groups import NO_CELLS_SEED, Group, Key, TrialJob
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Known
+    from orchestrator.jobs import Known
     from orchestrator.study import Study
 
 

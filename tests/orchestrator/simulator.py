@@ -17,8 +17,9 @@ from typing import cast
 from orchestrator import scheduler
 from orchestrator.driver import _Loop, _Orders, _Signals
 from orchestrator.fleet import Fleet, FleetEvent, GangReady, JobEnded
+from orchestrator.jobs import Job
 from orchestrator.ledger import Ledger
-from orchestrator.plan import Job, Plan
+from orchestrator.plan import Plan
 from orchestrator.training.task import Outcome
 from orchestrator.worker import Failure
 

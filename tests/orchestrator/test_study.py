@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from model.mixers.table import parse_pattern
 from orchestrator import cells, identity, plan, study
 from orchestrator.errors import InputError, one_line
+from orchestrator.jobs import Known
 from orchestrator.recipe import Recipe
 from orchestrator.study import PAPER_SIZES, Arm, Backbone, Evaluations, Machine, Question, Size, Study
 
@@ -80,7 +81,7 @@ def write_record(folder: Path) -> Path:
     """A record that holds one measurement of the study's measure."""
     folder.mkdir(parents=True)
     line = {"step": 1, "tokens": 128, "time": 0.0, "source": "count", "metrics": {}}
-    (folder / "record.jsonl").write_text(json.dumps({**line, "measurement": plan.measurement_id(Count())}) + "\n")
+    (folder / "record.jsonl").write_text(json.dumps({**line, "measurement": identity.of_measure(Count())}) + "\n")
     return folder / "record.jsonl"
 
 
@@ -149,7 +150,7 @@ def test_a_plan_knows_what_running_layers_again_costs(tmp_path):
 
 def test_finished_cells_are_not_planned_again(tmp_path):
     one, two = make_study(), make_study(seeds=[0, 1, 2])
-    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens, True) for cell in cells.expand(one)}
+    known = {cell.id: Known("finished", 2.0, cell.budget_tokens, True) for cell in cells.expand(one)}
     records = [write_record(tmp_path / "jobs" / cell_id) for cell_id in known]
     assert plan.make(one, tmp_path, known).jobs == ()
     grown = plan.make(two, tmp_path, known)
@@ -165,7 +166,7 @@ def test_finished_cells_are_not_planned_again(tmp_path):
 
 def test_a_changed_budget_is_timed_by_what_the_same_model_took(tmp_path):
     before = cells.expand(make_study())
-    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens, True) for cell in before}
+    known = {cell.id: Known("finished", 2.0, cell.budget_tokens, True) for cell in before}
     earlier = {cell.id: plan.ledger_row(cell) for cell in before}
     longer = plan.make(make_study(budgets=[12800]), tmp_path, known, earlier)
     assert [job.seconds for job in longer.jobs] == [pytest.approx(4.0)] * 4
@@ -175,7 +176,7 @@ def test_a_changed_budget_is_timed_by_what_the_same_model_took(tmp_path):
 
 def test_a_new_measure_plans_measurements_only(tmp_path):
     grid = make_study()
-    known = {cell.id: plan.Known("finished", 2.0, cell.budget_tokens, True) for cell in cells.expand(grid)}
+    known = {cell.id: Known("finished", 2.0, cell.budget_tokens, True) for cell in cells.expand(grid)}
     for cell_id in known:
         write_record(tmp_path / "jobs" / cell_id)
     made = plan.make(make_study(measures=[Count(documents=9)]), tmp_path, known)

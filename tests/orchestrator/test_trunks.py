@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_study import Noise
 from tiny_gang import HeldOutLoss
 
-from orchestrator import cells, plan
-from orchestrator.plan import Known, Plan
+from orchestrator import cells, identity, plan
+from orchestrator.jobs import Known
+from orchestrator.plan import Plan
 from orchestrator.recipe import Recipe
 from orchestrator.record import RecordWriter, read
 from orchestrator.study import Arm, Evaluations, Machine, Size, Study
@@ -102,7 +103,7 @@ def test_a_later_budget_goes_on_from_the_trunk_that_is_there(tmp_path: Path) -> 
     before = made(grid(), tmp_path)
     for planned in before.jobs:
         with closing(RecordWriter(tmp_path / "jobs" / planned.id / "record.jsonl", STEP)) as record:
-            record.measured(1, "heldout", {}, plan.measurement_id(HeldOutLoss()))
+            record.measured(1, "heldout", {}, identity.of_measure(HeldOutLoss()))
     known = {planned.id: Known("finished", 1.0, planned.tokens, True) for planned in before.jobs}
     (longer,) = made(grid((10 * STEP, 20 * STEP, 40 * STEP, 80 * STEP)), tmp_path, known).jobs
     assert (longer.after, longer.tokens) == ((before.jobs[2].id,), (80 - 28) * STEP)

@@ -10,9 +10,10 @@ from typing import Any
 from test_study import SIZE, Noise
 
 from orchestrator import identity, plan
+from orchestrator.jobs import Job, Known
 from orchestrator.ledger import AttemptEnd, JobRow, Ledger
 from orchestrator.measure import Measurement
-from orchestrator.plan import Job, Known, Plan
+from orchestrator.plan import Plan
 from orchestrator.recipe import Recipe
 from orchestrator.scheduler import Queue
 from orchestrator.study import Arm, Study
