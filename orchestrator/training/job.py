@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from model.kernels import chosen
 from model.lm import LanguageModel, build
 from orchestrator.errors import InputError
 from orchestrator.identity import differences, of_data
@@ -125,11 +126,15 @@ class _Training:
             self.record.close()
 
     def _say_where_from(self, record: RecordWriter, skipped: list[str]) -> None:
+        dtype = torch.bfloat16 if self.task.recipe.precision == "bfloat16" else torch.float32
+        device = next(self.model.parameters()).device.type
+        kernels = {word: name for word, (name, _) in chosen(self.task.model, device, dtype).items()}
         if self.start == 0:
             again = "no checkpoint was committed before; from step 0 again"
-            record.event(0, "started", again if record.last_event else None)
+            record.event(0, "started", again if record.last_event else None, kernels)
         elif not (self.start == self.task.steps and record.last_event == "finished"):
-            record.event(self.start, "resumed", f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped))
+            cause = f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped)
+            record.event(self.start, "resumed", cause, kernels)
 
     def _measure(self, step: int, progress: Callable[[int], None]) -> None:
         """Runs the measures that the record lacks at this step, on rank 0 while the others wait for the next one."""
