@@ -51,8 +51,27 @@ def examine(root: Path) -> dict[str, Any]:
         "root_writable": os.access(existing, os.W_OK | os.X_OK),
         "disk_free_bytes": shutil.disk_usage(existing).free,
     }
+    document["mixers"] = _mixers("cuda" if devices else "cpu")
     document["problems"] = _problems(document)
     return document
+
+
+def _mixers(device: str) -> dict[str, Any]:
+    """Pattern word → the kernel that training would take here, and why none before it: bfloat16 on a GPU."""
+    import torch
+
+    from model.config import ModelConfig
+    from model.kernels import chosen
+    from model.mixers.table import MIXERS, parse_pattern
+
+    words = [f"{name}-128" if mixer.windowed else name for name, mixer in MIXERS.items()]
+    layers = parse_pattern(" ".join(words), len(words), "rope")
+    config = ModelConfig(1, 4096, 128, 2, 2, 64, 128, layers)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return {
+        word: {"kernel": kernel, "refused": refused}
+        for word, (kernel, refused) in chosen(config, device, dtype).items()
+    }
 
 
 def nearest_existing(path: Path) -> Path:
@@ -112,6 +131,11 @@ def _problems(document: dict[str, Any]) -> list[str]:
     return found
 
 
+def _kernel_line(word: str, told: dict[str, Any]) -> str:
+    why = "; ".join(f"{kernel}: {reason}" for kernel, reason in told["refused"].items())
+    return f"{word}: {told['kernel']}" + (f" ({why})" if why else "")
+
+
 def show(document: dict[str, Any]) -> RenderableType:
     """The document as two columns, problems last."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -124,6 +148,7 @@ def show(document: dict[str, Any]) -> RenderableType:
     table.add_row("devices", "\n".join(devices))
     table.add_row("packages", ", ".join(f"{name} {version}" for name, version in document["packages"].items()))
     table.add_row("kernels", ", ".join(f"{n}: {'yes' if there else 'no'}" for n, there in document["kernels"].items()))
+    table.add_row("mixers", "\n".join(_kernel_line(word, told) for word, told in document["mixers"].items()))
     table.add_row("compiler", document["compiler"] or "none")
     table.add_row("ports", ", ".join(f"{p}: {'free' if ok else 'taken'}" for p, ok in document["ports_free"].items()))
     table.add_row("root", f"{document['root']}, {document['disk_free_bytes'] / gib:.1f} GiB free")

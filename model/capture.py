@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from model.kernels import visible
 from model.limits import attention_layers
 from model.lm import LanguageModel
+from model.local_attention import visible
 from model.mixers.attention import Attention
 
 

@@ -175,8 +175,11 @@ class RecordWriter:
         self._append(step, line)
         self._held.add((source, measurement, step))
 
-    def event(self, step: int, event: Event, cause: str | None = None) -> None:
-        self._append(step, {"event": event, "cause": cause})
+    def event(
+        self, step: int, event: Event, cause: str | None = None, kernels: Mapping[str, str] | None = None
+    ) -> None:
+        """kernels: pattern word → the kernel that computes it from here on, with "started" and "resumed"."""
+        self._append(step, {"event": event, "cause": cause} | ({} if kernels is None else {"kernels": dict(kernels)}))
         self._last_event = event
 
     def _append(self, step: int, content: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from model.config import Layer, ModelConfig
 from model.draws import matrix
-from model.kernels import attend, visible
+from model.kernels import attend
+from model.local_attention import visible
 from model.mixers.mixer import Angles, Mixer, State
 from model.norms import rms_norm
 from model.positions import rotate

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from model.kernels import chosen
 from model.lm import LanguageModel, build
 from orchestrator import record
 from orchestrator.errors import InputError
@@ -133,13 +134,18 @@ class _Training:
             checkpoint.adopt(self.root, self.task.trunk / "checkpoints", self.keep)
 
     def _say_where_from(self, lines: RecordWriter, skipped: list[str]) -> None:
+        dtype = torch.bfloat16 if self.task.recipe.precision == "bfloat16" else torch.float32
+        device = next(self.model.parameters()).device.type
+        kernels = {word: name for word, (name, _) in chosen(self.task.model, device, dtype).items()}
         if self.task.trunk and lines.last_event is None:
-            lines.event(self.start, "started", f"branched off trunk {self.task.trunk.name} at step {self.start}")
+            where = f"branched off trunk {self.task.trunk.name} at step {self.start}"
+            lines.event(self.start, "started", where, kernels)
         elif self.start == 0:
             again = "no checkpoint was committed before; from step 0 again"
-            lines.event(0, "started", again if lines.last_event else None)
+            lines.event(0, "started", again if lines.last_event else None, kernels)
         elif not (self.start == self.task.steps and lines.last_event == "finished"):
-            lines.event(self.start, "resumed", f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped))
+            cause = f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped)
+            lines.event(self.start, "resumed", cause, kernels)
 
     def _measure(self, step: int, progress: Callable[[int], None]) -> None:
         """Runs the measures that the record lacks at this step, on rank 0 while the others wait for the next one."""

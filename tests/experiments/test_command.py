@@ -69,6 +69,10 @@ def test_json_keeps_the_contract_before_a_run(verb: str, tmp_path: Path) -> None
 
 def test_doctor_knows_this_machine(tmp_path: Path) -> None:
     document = invoke("doctor", "--root", str(tmp_path / "a" / "b"))
+    if not document["devices"]:
+        assert document["mixers"]["swa-128"]["kernel"] == "blocks"
+        assert "no window" in document["mixers"]["swa-128"]["refused"]["causal"]
+        assert document["mixers"]["gdn"] == {"kernel": "chunks", "refused": {}}
     assert document["cpus"] >= 1 and document["packages"]["torch"]
     assert document["root_writable"] is True and document["disk_free_bytes"] > 0
     assert list(tmp_path.iterdir()) == []

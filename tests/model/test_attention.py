@@ -1,15 +1,19 @@
 """Windows, kernels and the reference they must equal."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
 
+from model import kernels
 from model.config import Layer, ModelConfig
-from model.kernels import KERNELS, attend, visible
+from model.kernels import KERNELS, Setting, attend, block_mask, choose
 from model.lm import build
+from model.local_attention import visible
 from model.mixers.attention import reference_attention
 
 torch.set_num_threads(1)
@@ -138,9 +142,62 @@ def test_a_kernel_refuses_what_it_cannot_honour():
 
 
 def test_windows_never_fall_to_the_full_product():
-    query = torch.empty(1, 1, 40, 4)
-    assert KERNELS["blocks"].refusal(query, 39, 0) is None
+    assert KERNELS["blocks"].refusal(Setting("cpu", torch.float32, 4, 39)) is None
     assert list(KERNELS)[-1] == "masked"
+
+
+CUDA = Setting("cuda", torch.bfloat16, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "installed", "kernel"),
+    [
+        ({}, True, "flash-attn"),
+        ({"window": 128}, True, "flash-attn"),
+        ({"window": 128, "sinks": 4}, True, "flex"),
+        ({"width": 512}, True, "causal"),
+        ({"dtype": torch.float32, "window": 128}, True, "flex"),
+        ({}, False, "causal"),
+        ({"window": 128}, False, "flex"),
+        ({"window": 128, "width": 8}, False, "blocks"),
+        ({"window": 128, "dtype": torch.float64}, False, "blocks"),
+        ({"window": 128, "width": 8, "sinks": 4}, False, "masked"),
+        ({"device": "cpu"}, True, "causal"),
+        ({"device": "cpu", "window": 128}, True, "blocks"),
+        ({"device": "cpu", "window": 128, "sinks": 1}, True, "masked"),
+    ],
+)
+def test_the_first_kernel_that_can_is_taken(monkeypatch, changes, installed, kernel):
+    monkeypatch.setattr(kernels, "flash_attn_func", (lambda *_, **__: None) if installed else None)
+    name, refused = choose(replace(CUDA, **changes))
+    assert name == kernel
+    assert list(refused) == list(KERNELS)[: list(KERNELS).index(kernel)]
+    assert all(refused.values())
+
+
+def test_flash_attention_is_asked_for_the_same_window(monkeypatch):
+    """Its window_size counts tokens before the current one: 2 for a window of 3."""
+    asked = []
+
+    def library(query, key, value, **settings):
+        asked.append(settings)
+        return query
+
+    monkeypatch.setattr(kernels, "flash_attn_func", library)
+    query, key, value = draw(7)
+    for window in (3, None):
+        assert torch.equal(KERNELS["flash-attn"].compute(query, key, value, window, 0), query)
+    assert asked == [{"causal": True, "window_size": (2, 0)}, {"causal": True, "window_size": (-1, -1)}]
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (6, 0), (6, 2), (1, 0)])
+@torch.no_grad()
+def test_flex_attention_sees_what_it_should(window, sinks):
+    """Its mask, run without its compiled kernel, which needs a GPU."""
+    query, key, value = (x.detach() for x in draw(150, dtype=torch.float32))
+    mask = block_mask(150, window, sinks, query.device)
+    out = flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
+    assert torch.allclose(out, reference_attention(query, key, value, window, sinks), atol=1e-5)
 
 
 def seconds_of(function, inputs) -> float:

@@ -7,9 +7,9 @@ import torch
 
 from model.capture import attention_rows
 from model.config import ModelConfig
-from model.kernels import visible
 from model.limits import attention_layers, limited, scaled_queries
 from model.lm import LanguageModel, build
+from model.local_attention import visible
 from model.mixers.table import parse_pattern
 
 torch.set_num_threads(1)

@@ -76,6 +76,7 @@ def test_a_job_trains_measures_and_commits(tmp_path: Path) -> None:
     assert told == sorted(told)
     lines = read(tmp_path / "record.jsonl")
     assert [line["step"] for line in lines if _is(line, "train")] == [25, 50, 60]
+    assert [line.get("kernels") for line in lines if "event" in line] == [{"swa-8": "blocks", "full": "causal"}, None]
     assert [line["step"] for line in lines if _is(line, "validation")] == [6, 20, 60]
     assert {line["measurement"] for line in lines if _is(line, "validation")} == {"heldout-1"}
     assert [found.step for found in committed(tmp_path / "checkpoints")] == [6, 60]
