@@ -58,6 +58,7 @@ class Command:
             start_new_session=True,
         )
         self.family = [psutil.Process(self.process.pid)]
+        self.command_line = list(self.process.args)
         self.names: set[str] = set()  # of its children
 
     def wait_for(self, what: Callable[[], Any], seconds: float = 180) -> Any:
@@ -77,7 +78,9 @@ class Command:
             return []
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
-                self.names.add(child.name())
+                # Between fork and exec a child still bears its parent's name: MLflow asks `uname` that way.
+                if child.cmdline() != self.command_line:
+                    self.names.add(child.name())
         self.family += [child for child in children if child not in self.family]
         return children
 
