@@ -261,7 +261,7 @@ def test_5_a_killed_driver_leaves_nobody(make_study: Callable[..., Path], tmp_pa
         (signal.SIGINT, "group"),
         pytest.param(signal.SIGTERM, "driver", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "group", marks=pytest.mark.slow),
-        (signal.SIGHUP, "group"),
+        pytest.param(signal.SIGHUP, "group", marks=pytest.mark.slow),
     ],
 )
 def test_6_a_stop_checkpoints_and_leaves_nobody(

@@ -34,7 +34,7 @@ study = Study(
 )
 """
 
-pytestmark = [pytest.mark.drill, pytest.mark.cluster]
+pytestmark = [pytest.mark.drill, pytest.mark.cluster, pytest.mark.slow]
 
 
 def found(root: Path) -> dict[str, dict[str, object]]:
