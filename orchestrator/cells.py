@@ -36,6 +36,10 @@ class Cell:
     def coordinates(self) -> tuple[str, str, str, int, int]:
         return self.arm, self.size, self.data, self.budget_tokens, self.seed
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.budget_tokens // self.steps
+
 
 def expand(study: Study) -> tuple[Cell, ...]:
     """Every cell, in the order data, size, budget, seed, arm: arms of one seed are neighbours. Raises InputError."""

@@ -5,49 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from model import cost
-from orchestrator import identity, record, scheduler, trunks
+from orchestrator import estimates, identity, jobs, scheduler, trunks
 from orchestrator.cells import Cell, expand
 from orchestrator.errors import InputError
+from orchestrator.estimates import Known
+from orchestrator.jobs import Job, measurement_id
 from orchestrator.study import Study
 from orchestrator.training.task import Task
 from orchestrator.trunks import Trunk
-
-
-@dataclass(frozen=True)
-class Job:
-    """What Ray schedules. after: ids of jobs that must have finished. memory_bytes: of one worker.
-
-    cell_id: of a trunk, the cell that leaves at its end. A "measure" job runs in its cell's folder. steps: completed at
-    the end; tokens: trained by this job alone. flops: training FLOPs, or forward FLOPs of a measurement where known.
-    seconds: from the cells of the same model that this study has trained; None where there are none.
-    """
-
-    id: str
-    kind: Literal["train", "trunk", "measure"]
-    cell_id: str
-    after: tuple[str, ...]
-    workers: int
-    steps: int
-    tokens: int
-    flops: float
-    memory_bytes: float
-    seconds: float | None
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the ledger says of a job. busy_s: seconds of training and measuring, of all attempts.
-
-    tokens: planned, of this job alone. begun: whether it has trained a step.
-    """
-
-    state: str
-    busy_s: float
-    tokens: int
-    begun: bool
 
 
 @dataclass(frozen=True)
@@ -95,24 +62,10 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The document of `gridlaw plan --json`."""
-        jobs = [
-            {
-                "id": job.id,
-                "kind": job.kind,
-                "cell": job.cell_id,
-                "after": list(job.after),
-                "workers": job.workers,
-                "tokens": job.tokens,
-                "flops": job.flops,
-                "memory_bytes": job.memory_bytes,
-                "seconds": job.seconds,
-            }
-            for job in self.jobs
-        ]
         return {
             "study": self.study.name,
             "cells": [{**_row(cell), "trunk": self._trunk_row(cell)} for cell in self.cells],
-            "jobs": jobs,
+            "jobs": [job.as_json() for job in self.jobs],
             "totals": self.totals(),
             "missing": self.missing,
             "changed": self.changed,
@@ -155,43 +108,9 @@ class Plan:
         }
 
     def task(self, job: Job) -> Task:
-        """The order a gang gets for a job."""
-        cell = self._cell[job.cell_id]
-        data = self.study.data[cell.data]
-        machine = self.study.machine
-        evaluate_at, checkpoint_at = self._measured_at(job, cell)
-        return Task(
-            kind=job.kind,
-            job_id=job.id,
-            cell_id=cell.id,
-            folder=self.folder / "jobs" / (job.id if job.kind == "trunk" else cell.id),
-            model=cell.model,
-            data=data,
-            data_identity=cell.document["data"],
-            recipe=self.study.recipe,
-            seed=cell.seed,
-            steps=job.steps,
-            schedule_steps=cell.steps,
-            measures=tuple((measurement_id(measure), measure) for measure in self.study.measures),
-            evaluate_at=evaluate_at,
-            checkpoint_at=checkpoint_at,
-            workers=job.workers,
-            zero_stage=machine.zero_stage,
-            micro_batch=machine.micro_batch,
-            threads=machine.threads,
-            log_every=machine.log_every,
-            trunk=self.folder / "jobs" / job.after[0] if job.after else None,
-        )
-
-    def _measured_at(self, job: Job, cell: Cell) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(evaluate_at, checkpoint_at) of a job: a trunk's are those of all cells that leave at its end or later."""
-        evaluate, keep = set(), set()
-        for cell_id in self._trunk[job.id].cells if job.kind == "trunk" else (cell.id,):
-            other = self._cell[cell_id]
-            evaluate_at, checkpoint_at = self.study.evaluations.steps(other.steps, _tokens_per_step(other))
-            evaluate |= {step for step in evaluate_at if step <= job.steps}
-            keep |= {step for step in checkpoint_at if step <= job.steps}
-        return tuple(sorted(evaluate)), tuple(sorted(keep))
+        """The order a gang gets for a job. A trunk measures for all cells that leave at its end or later."""
+        sharing = self._trunk[job.id].cells if job.kind == "trunk" else (job.cell_id,)
+        return jobs.task(self.study, self.folder, job, self._cell[job.cell_id], [self._cell[one] for one in sharing])
 
     def _trunk_row(self, cell: Cell) -> dict[str, Any] | None:
         """The trunk that a cell leaves where its own decay begins."""
@@ -229,11 +148,6 @@ def stored_document(root: Path, name: str) -> dict[str, Any]:
     return document
 
 
-def measurement_id(measure: Any) -> str:
-    """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
-    return identity.digest({"measure": measure.name, **json.loads(json.dumps(measure.identity()))})
-
-
 def make(
     study: Study,
     folder: Path,
@@ -248,7 +162,7 @@ def make(
     """
     cells = expand(study)
     earlier = earlier or {}
-    paces = _seconds_a_token({cell.id: cell.document for cell in cells}, earlier, known)
+    paces = estimates.trained_paces({cell.id: cell.document for cell in cells}, earlier, known)
     missing, measurements, changed = [], [], {}
     lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()
     lost = [
@@ -263,7 +177,7 @@ def make(
         if state is None or cell.id in lost or state.state not in ("finished", "diverged"):
             missing.append(cell)
         elif state.state == "finished":
-            measurements += _measure_job(study, folder, cell)
+            measurements += jobs.of_measurements(study, folder, cell)
     begun = {cell.id for cell in missing if cell.id in known and known[cell.id].begun and cell.id not in lost}
     plan = trunks.branching(
         lines,
@@ -272,98 +186,24 @@ def make(
         [job_id for job_id, job in known.items() if job.state == "finished" and job_id not in lost],
     )
     before = plan.before.get
-    jobs = [
+    to_run = [
         *(
-            _job(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces)
+            jobs.of_training(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces)
             for trunk in plan.trunks
         ),
-        *(_job(study, "train", cell.id, cell, cell.steps, before(cell.id), paces) for cell in missing),
+        *(jobs.of_training(study, "train", cell.id, cell, cell.steps, before(cell.id), paces) for cell in missing),
         *measurements,
     ]
     by_id = {cell.id: cell for cell in cells}
-    disk = sum(_disk_bytes(study, by_id[job.cell_id], job) for job in jobs if job.kind != "measure")
+    disk = sum(estimates.disk_bytes(study, by_id[job.cell_id], job.steps) for job in to_run if job.kind != "measure")
     explained = {cell: why for cell, why in changed.items() if why}
     separate = trunks.why_not(len(study.budgets), study.recipe, study.machine.share_trunks, lines)
-    used = [job_id for job_id in lost if any(job.id == job_id for job in jobs)]
-    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(used), lines, separate)
-
-
-def _tokens_per_step(cell: Cell) -> int:
-    return cell.budget_tokens // cell.steps
-
-
-def _job(
-    study: Study,
-    kind: Literal["train", "trunk"],
-    job_id: str,
-    cell: Cell,
-    steps: int,
-    before: Trunk | None,
-    paces: Mapping[str, float],
-) -> Job:
-    pace = paces.get(_model_key(cell.document))
-    machine = study.machine
-    micro_batch = machine.micro_batch or study.recipe.batch_size // machine.workers
-    tokens = (steps - (before.steps if before else 0)) * _tokens_per_step(cell)
-    return Job(
-        id=job_id,
-        kind=kind,
-        cell_id=cell.id,
-        after=(before.id,) if before else (),
-        workers=machine.workers,
-        steps=steps,
-        tokens=tokens,
-        flops=cost.training_flops(cell.model, tokens),
-        memory_bytes=cost.memory(
-            cell.model,
-            study.recipe.optimizer,
-            micro_batch,
-            machine.zero_stage,
-            machine.workers,
-            study.recipe.precision,
-        ).total,
-        seconds=None if pace is None else tokens * pace,
-    )
-
-
-def _model_key(document: Mapping[str, Any]) -> str:
-    return json.dumps(document["model"], sort_keys=True)
-
-
-def _seconds_a_token(
-    documents: Mapping[str, dict[str, Any]], earlier: Mapping[str, dict[str, Any]], known: Mapping[str, Known]
-) -> dict[str, float]:
-    """Of each model that has been trained, by `_model_key`, over its finished cells, those of earlier plans too."""
-    totals: dict[str, tuple[float, int]] = {}
-    for cell_id, state in known.items():
-        document = documents.get(cell_id) or earlier.get(cell_id, {}).get("document")
-        if document and state.state == "finished":
-            busy, tokens = totals.get(_model_key(document), (0.0, 0))
-            totals[_model_key(document)] = (busy + state.busy_s, tokens + state.tokens)
-    return {key: busy / tokens for key, (busy, tokens) in totals.items() if tokens}
+    used = [job_id for job_id in lost if any(job.id == job_id for job in to_run)]
+    return Plan(study, folder, cells, tuple(to_run), disk, slots, explained, tuple(used), lines, separate)
 
 
 def _is_gone(job_folder: Path) -> bool:
     return not (job_folder / "record.jsonl").exists() and not any((job_folder / "checkpoints").glob("*"))
-
-
-def _measure_job(study: Study, folder: Path, cell: Cell) -> list[Job]:
-    wanted = {measurement_id(measure) for measure in study.measures}
-    absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
-    if not absent:
-        return []
-    job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
-    return [Job(job_id, "measure", cell.id, (), 1, cell.steps, 0, 0.0, 4.0 * cell.params, None)]
-
-
-def _disk_bytes(study: Study, cell: Cell, job: Job) -> float:
-    """Weights of every checkpoint kept, optimizer state of the newest, and about 200 bytes a recorded number.
-
-    A branch keeps the trunk's checkpoints too: on one file system as links, which this counts as copies.
-    """
-    evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, _tokens_per_step(cell))
-    lines = job.steps / study.machine.log_every * 3 + len(evaluate_at) * 20 * len(study.measures)
-    return 4.0 * cell.params * (len(checkpoint_at) + 3) + 200 * lines
 
 
 def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[str]:
@@ -374,7 +214,7 @@ def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[s
 
 
 def _trunk_row(trunk: Trunk) -> dict[str, Any]:
-    return {"id": trunk.id, "tokens": trunk.steps * _tokens_per_step(trunk.cell)}
+    return {"id": trunk.id, "tokens": trunk.steps * trunk.cell.tokens_per_step}
 
 
 def ledger_row(cell: Cell) -> dict[str, Any]:
