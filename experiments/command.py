@@ -4,10 +4,10 @@ import contextlib
 import errno
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,28 +104,62 @@ AddressOption = Annotated[str | None, typer.Option("--address", help="A Ray clus
 TrackingOption = Annotated[
     str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.", callback=_as_tracking)
 ]
+FlopsOption = Annotated[
+    float | None, typer.Option("--device-flops", min=1, help="Peak FLOP/s of a device, for models not timed here.")
+]
+MfuOption = Annotated[float, typer.Option("--mfu", min=0.001, max=1, help="Share of the peak that training reaches.")]
+PriceOption = Annotated[float | None, typer.Option("--price", min=0, help="Price of a device hour.")]
 HoursOption = Annotated[float | None, typer.Option("--max-hours", min=0, help="Refuse above this many device hours.")]
+CostOption = Annotated[float | None, typer.Option("--max-cost", min=0, help="Refuse above this cost; needs --price.")]
+DiskOption = Annotated[
+    str | None, typer.Option("--max-disk", help="Refuse above this many bytes (20G); default: what is free.")
+]
 
 
-@app.command(epilog="Example: gridlaw plan experiments/quickstart.py --json")
+@app.command(epilog="Example: gridlaw plan experiments/quickstart.py --calibrate --json")
 def plan(
     study: StudyArgument,
     root: RootOption = ROOT,
     cpus: CpusOption = None,
     gpus: GpusOption = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First time a few steps of each model here, seconds a model.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Plan for such devices, not for this machine: A100, H100 or H200.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, help="How many devices; default: those here.")
+    ] = None,
+    device_flops: FlopsOption = None,
+    mfu: MfuOption = 0.4,
+    price: PriceOption = None,
     max_hours: HoursOption = None,
+    max_cost: CostOption = None,
+    max_disk: DiskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """What would run and what it costs; starts nothing."""
     with _standard_output_kept():
-        from experiments import show
+        from experiments import machine, show
+        from experiments.limits import Limits, as_bytes
+        from orchestrator import resumption
         from orchestrator.submit import make_plan
 
+        limits = Limits(max_hours, max_cost, as_bytes(max_disk))
         loaded, _ = _study(study, root)
-        made = make_plan(loaded, root, _slots(loaded, cpus, gpus))
+        slots = devices or machine.slots_here(loaded, cpus, gpus)
+        if device:
+            place = machine.device_named(loaded, device, mfu, price)
+        else:
+            place = machine.device_here(loaded, slots, gpus, device_flops and device_flops * mfu, price)
+        if calibrate:
+            machine.calibrate(loaded, root, slots, gpus, Console(stderr=True, highlight=False))
+        made = make_plan(loaded, root, slots, place)
         document = made.as_json()
     _print(document, as_json, show.plan)
-    _within_limits(document, made.folder, max_hours)
+    resumption.check(made)
+    limits.hold(document, made.folder)
 
 
 @app.command(epilog="Example: gridlaw run experiments/quickstart.py --cpus 2")
@@ -136,21 +170,37 @@ def run(
     cpus: CpusOption = None,
     gpus: GpusOption = None,
     tracking_uri: TrackingOption = None,
+    device_flops: FlopsOption = None,
+    mfu: MfuOption = 0.4,
+    price: PriceOption = None,
     max_hours: HoursOption = None,
+    max_cost: CostOption = None,
+    max_disk: DiskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Runs what is missing, then writes results and report. Ctrl-C is safe; run again to go on."""
     started = time.time()
     console = Console(stderr=True, highlight=False)
     with _standard_output_kept():
+        from experiments import machine
         from experiments import status as standing
+        from experiments.limits import Limits, as_bytes
+        from orchestrator import resumption
         from orchestrator.fleet import FleetOptions
         from orchestrator.submit import make_plan, submit
 
         loaded, source = _study(study, root)
-        made = make_plan(loaded, root, _slots(loaded, cpus, gpus))
+        limits = Limits(max_hours, max_cost, as_bytes(max_disk))
+        slots = machine.slots_here(loaded, cpus, gpus)
+        place = machine.device_here(loaded, slots, gpus, device_flops and device_flops * mfu, price)
+        if address is not None:  # what its devices are is not known before Ray is asked
+            place = replace(place, name="", memory_bytes=None)
+        made = make_plan(loaded, root, slots, place)
         planned = made.as_json()
-        _within_limits(planned, made.folder, max_hours)
+    with _figures_on_refusal(planned, as_json):
+        resumption.check(made)
+        limits.hold(planned, made.folder)
+    with _standard_output_kept():
 
         def look() -> dict[str, Any]:
             return standing.read(loaded.name, made.folder, planned["cells"])
@@ -160,7 +210,7 @@ def run(
             submission = submit(
                 made,
                 source,
-                FleetOptions(cpus=cpus, gpus=_gpus(gpus), address=address, threads=loaded.machine.threads),
+                FleetOptions(cpus=cpus, gpus=machine.gpus_here(gpus), address=address, threads=loaded.machine.threads),
                 tracking_uri=tracking_uri,
                 on_event=lambda event: _tell(event, look, console, live),
                 started=started,
@@ -271,6 +321,18 @@ def _print(document: dict[str, Any], as_json: bool, view: Callable[[dict[str, An
         Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(view(document), soft_wrap=True)
 
 
+@contextlib.contextmanager
+def _figures_on_refusal(planned: dict[str, Any], as_json: bool) -> Iterator[None]:
+    """Shows the plan where it is refused, so that one sees by what."""
+    try:
+        yield
+    except InputError:
+        from experiments import show
+
+        _print(planned, as_json, show.plan)
+        raise
+
+
 def _print_findings(root: Path, name: str, as_json: bool) -> None:
     with _standard_output_kept():
         from analysis import findings
@@ -344,56 +406,6 @@ def _cells(study: str, root: Path) -> tuple[str, Path, list[dict[str, Any]]]:
 
     made = make_plan(_study(study, root)[0], root, slots=1)
     return made.study.name, made.folder, made.as_json()["cells"]
-
-
-def _gpus(gpus: int | None) -> int:
-    """The GPUs to use of this machine: as many as asked for, else all."""
-    if gpus == 0:
-        return 0
-    import torch
-
-    there = torch.cuda.device_count()
-    if gpus is not None and gpus > there:
-        raise InputError(f"--gpus: {gpus} asked for, this machine has {there}; give fewer, or --gpus 0 for its CPUs")
-    return there if gpus is None else gpus
-
-
-def _slots(study: "Study", cpus: int | None, gpus: int | None) -> int:
-    """Workers at once on this machine: one a GPU, or as many as have `machine.threads` CPUs each."""
-    from experiments.doctor import usable_cpus
-
-    slots = _gpus(gpus) or (cpus or usable_cpus()) // study.machine.threads
-    if not slots:
-        raise InputError(
-            f"machine.threads: {study.machine.threads} a worker, but there are {cpus or usable_cpus()} CPUs to use; "
-            f"lower it or raise --cpus"
-        )
-    return slots
-
-
-def _within_limits(document: dict[str, Any], folder: Path, max_hours: float | None) -> None:
-    """Raises InputError where the plan would not fit the disk or exceeds what the user allows."""
-    from experiments import show
-    from experiments.doctor import nearest_existing
-
-    totals = document["totals"]
-    free = shutil.disk_usage(nearest_existing(folder)).free
-    if totals["disk_bytes"] > free:
-        raise InputError(
-            f"disk: the study needs {show.count(totals['disk_bytes'])}B, {show.count(free)}B are free at {folder}; "
-            f"keep fewer checkpoints (evaluations.checkpoints) or give another --root"
-        )
-    if max_hours is not None and totals["device_hours"] is None:
-        raise InputError(
-            f"--max-hours: {max_hours:g} cannot be held, the time of "
-            f"{sum(job['seconds'] is None for job in document['jobs'])} jobs is not known before an arm has run here; "
-            f"run one seed without the limit first"
-        )
-    if max_hours is not None and totals["device_hours"] > max_hours:
-        raise InputError(
-            f"--max-hours: {max_hours:g} is below the plan's {totals['device_hours']:.2f} device hours; "
-            f"raise it or drop cells"
-        )
 
 
 if __name__ == "__main__":

@@ -56,16 +56,24 @@ def attend(
     window None sees every earlier token. kernel: a name of KERNELS, or None for the first that does not refuse.
     Raises ValueError where the named kernel refuses.
     """
-    if window is not None and window >= query_BHTK.shape[2]:
-        window = None
     # Under autocast the values come in half precision, the normed and rotated queries and keys in float32.
     query_BHTK, key_BGTK = query_BHTK.to(value_BGTK.dtype), key_BGTK.to(value_BGTK.dtype)
+    if window is not None and window >= query_BHTK.shape[2]:
+        window = None
+    name = choose(query_BHTK, window, sinks, kernel)
+    return KERNELS[name].compute(query_BHTK, key_BGTK, value_BGTK, window, sinks)
+
+
+def choose(query_BHTK: Tensor, window: int | None, sinks: int = 0, kernel: str | None = None) -> str:
+    """The name of the kernel that `attend` takes for such queries. Raises ValueError where the named one refuses."""
+    if window is not None and window >= query_BHTK.shape[2]:
+        window = None
     for name, candidate in KERNELS.items():
         if kernel not in (None, name):
             continue
         reason = candidate.refusal(query_BHTK, window, sinks)
         if reason is None:
-            return candidate.compute(query_BHTK, key_BGTK, value_BGTK, window, sinks)
+            return name
         if kernel is not None:
             raise ValueError(f"kernel: {kernel} refuses, {reason}; leave the choice open or take another")
     raise ValueError(f"kernel: {kernel!r} is not known; choose from {', '.join(KERNELS)}")

@@ -1,13 +1,18 @@
 """What a job will take: seconds and memory of a worker, and bytes on disk."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from model import cost
+from orchestrator import identity, throughput
 from orchestrator.cells import Cell
 from orchestrator.study import Study
+from orchestrator.throughput import Speed
+
+Source = Literal["trained", "calibrated", "estimated"]
+Seconds = tuple[float, Source] | tuple[None, None]
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,61 @@ class Known:
     busy_s: float
     tokens: int
     begun: bool
+
+
+class Writes(Protocol):
+    """What `disk_bytes` must know of a job; the fields are those of `jobs.Job`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def cell_id(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def evaluate_at(self) -> tuple[int, ...]: ...
+    @property
+    def checkpoint_at(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Times:
+    """What is known of speed, the best first.
+
+    trained: seconds a token of a gang, measures included, by `model_key`. calibrated: one worker's speed by
+    `throughput.key`. flops: FLOP/s that a device is taken to sustain, None where that is not said.
+    """
+
+    trained: Mapping[str, float] = field(default_factory=dict)
+    calibrated: Mapping[str, Speed] = field(default_factory=dict)
+    flops: float | None = None
+
+    def of_training(self, study: Study, cell: Cell, tokens: int, evaluations: int) -> Seconds:
+        """Seconds of a gang that trains `tokens` tokens of a cell and measures so often on the way.
+
+        Calibrated and estimated ones know nothing of what workers of a gang wait for each other, estimated ones nothing
+        of measures.
+        """
+        pace = self.trained.get(model_key(cell.document))
+        if pace is not None:
+            return tokens * pace, "trained"
+        speed = self.calibrated.get(throughput.key(study, cell))
+        if speed is not None:
+            measuring = throughput.measured_seconds(speed, [identity.of_measure(one) for one in study.measures])
+            if measuring is not None:
+                together = speed.tokens_per_second * study.machine.workers
+                return tokens / together + evaluations * measuring, "calibrated"
+        if self.flops:
+            return cost.training_flops(cell.model, tokens) / (self.flops * study.machine.workers), "estimated"
+        return None, None
+
+    def of_measuring(self, study: Study, cell: Cell, measurements: Collection[str], checkpoints: int) -> Seconds:
+        """Seconds of measurements on stored checkpoints, where each was timed."""
+        speed = self.calibrated.get(throughput.key(study, cell))
+        seconds = throughput.measured_seconds(speed, measurements) if speed else None
+        return (None, None) if seconds is None else (checkpoints * seconds, "calibrated")
 
 
 def trained_paces(
@@ -58,11 +118,24 @@ def worker_memory(study: Study, cell: Cell) -> float:
     ).total
 
 
-def disk_bytes(study: Study, cell: Cell, steps: int) -> float:
-    """Weights of every checkpoint kept, optimizer state of the newest, and about 200 bytes a recorded number.
+def disk_bytes(study: Study, cells: Mapping[str, Cell], jobs: Iterable[Writes], slots: int) -> float:
+    """What jobs leave on disk, and what the largest of those that run at once write meanwhile.
 
-    A branch keeps the trunk's checkpoints too: on one file system as links, which this counts as copies.
+    Left are the weights of every checkpoint, the optimizer state that `machine.keep_optimizer` keeps, and about 200
+    bytes a recorded number. What a branch takes over from its trunk is linked: on a file system without links it is
+    copied and not counted here.
     """
-    evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, cell.tokens_per_step)
-    lines = steps / study.machine.log_every * 3 + len(evaluate_at) * 20 * len(study.measures)
-    return 4.0 * cell.params * (len(checkpoint_at) + 3) + 200 * lines
+    left, running = 0.0, 0.0
+    for job in jobs:
+        if job.kind == "measure":
+            continue
+        cell = cells[job.cell_id]
+        start = job.steps - job.tokens // cell.tokens_per_step
+        weights, state = 4.0 * cell.params, cost.optimizer_state_bytes(cell.model, study.recipe.optimizer)
+        kept = job.kind == "trunk" or study.machine.keep_optimizer == "all"
+        written = sum(step > start for step in {*job.checkpoint_at, job.steps})
+        numbers = (job.steps - start) / study.machine.log_every * 3 + len(job.evaluate_at) * 20 * len(study.measures)
+        left += written * weights + kept * state + 200 * numbers
+        # The newest two with their state and a third that is being written, one of them between two to be kept.
+        running = max(running, 2 * weights + 3 * state)
+    return left + running * max(1, slots // study.machine.workers)

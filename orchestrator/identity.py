@@ -7,6 +7,7 @@ from typing import Any
 
 from model.config import ModelConfig
 from orchestrator.data.stream import Data
+from orchestrator.measure import Measure
 from orchestrator.recipe import Recipe
 
 # Raise by hand whenever the same document would train to other weights: initialisation, loss, optimizer, data rules.
@@ -36,6 +37,11 @@ def of_trunk(cell_document: dict[str, Any], step: int) -> dict[str, Any]:
 def of_data(data: Data) -> dict[str, Any]:
     """The part of an identity document that a data source gives."""
     return _plain({"source": type(data).__name__, **data.identity()})
+
+
+def of_measure(measure: Measure) -> str:
+    """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
+    return digest({"measure": measure.name, **_plain(measure.identity())})
 
 
 def digest(document: dict[str, Any]) -> str:

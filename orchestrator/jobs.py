@@ -1,7 +1,6 @@
 """Jobs: how a cell, a trunk or a measurement becomes one, and a job the task that a gang gets."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from typing import Any, Literal
 from model import cost
 from orchestrator import estimates, identity, record
 from orchestrator.cells import Cell
+from orchestrator.estimates import Times
 from orchestrator.study import Study
 from orchestrator.training.task import Task
 from orchestrator.trunks import Trunk
@@ -20,7 +20,8 @@ class Job:
 
     cell_id: of a trunk, the cell that leaves at its end. A "measure" job runs in its cell's folder. steps: completed at
     the end; tokens: trained by this job alone. flops: training FLOPs, or forward FLOPs of a measurement where known.
-    seconds: from the cells of the same model that this study has trained; None where there are none.
+    seconds: as `estimates.Times` has it, seconds_source says from where; None where nothing is known. evaluate_at,
+    checkpoint_at: steps completed, those it starts from included.
     """
 
     id: str
@@ -33,6 +34,9 @@ class Job:
     flops: float
     memory_bytes: float
     seconds: float | None
+    seconds_source: estimates.Source | None = None
+    evaluate_at: tuple[int, ...] = ()
+    checkpoint_at: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """An entry of "jobs" in the document of `gridlaw plan --json`."""
@@ -46,6 +50,7 @@ class Job:
             "flops": self.flops,
             "memory_bytes": self.memory_bytes,
             "seconds": self.seconds,
+            "seconds_source": self.seconds_source,
         }
 
 
@@ -56,11 +61,18 @@ def of_training(
     cell: Cell,
     steps: int,
     before: Trunk | None,
-    paces: Mapping[str, float],
+    sharing: Iterable[Cell],
+    times: Times,
 ) -> Job:
-    """The job that trains a cell, or what leads up to it, from where the trunk `before` ends up to `steps`."""
-    pace = paces.get(estimates.model_key(cell.document))
-    tokens = (steps - (before.steps if before else 0)) * cell.tokens_per_step
+    """The job that trains a cell, or what leads up to it, from where the trunk `before` ends up to `steps`.
+
+    sharing: the cells whose evaluations and checkpoints it makes.
+    """
+    start = before.steps if before else 0
+    tokens = (steps - start) * cell.tokens_per_step
+    evaluate_at, checkpoint_at = _measured_at(study, sharing, steps)
+    evaluations = sum(step > start for step in {*evaluate_at, *checkpoint_at})
+    seconds, source = times.of_training(study, cell, tokens, evaluations)
     return Job(
         id=job_id,
         kind=kind,
@@ -71,26 +83,31 @@ def of_training(
         tokens=tokens,
         flops=cost.training_flops(cell.model, tokens),
         memory_bytes=estimates.worker_memory(study, cell),
-        seconds=None if pace is None else tokens * pace,
+        seconds=seconds,
+        seconds_source=source,
+        evaluate_at=evaluate_at,
+        checkpoint_at=checkpoint_at,
     )
 
 
-def of_measurements(study: Study, folder: Path, cell: Cell) -> list[Job]:
+def of_measurements(study: Study, folder: Path, cell: Cell, times: Times) -> list[Job]:
     """The job, if one is needed, that runs the measures which a finished cell's record lacks."""
     wanted = {measurement_id(measure) for measure in study.measures}
     absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
     if not absent:
         return []
     job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
-    return [Job(job_id, "measure", cell.id, (), 1, cell.steps, 0, 0.0, 4.0 * cell.params, None)]
+    _, checkpoint_at = study.evaluations.steps(cell.steps, cell.tokens_per_step)
+    seconds, source = times.of_measuring(study, cell, absent, len(checkpoint_at))
+    return [Job(job_id, "measure", cell.id, (), 1, cell.steps, 0, 0.0, 4.0 * cell.params, seconds, source)]
 
 
 def measurement_id(measure: Any) -> str:
     """Identity of a measurement: what is measured and how, whatever checkpoint it is taken on."""
-    return identity.digest({"measure": measure.name, **json.loads(json.dumps(measure.identity()))})
+    return identity.of_measure(measure)
 
 
-def measured_at(study: Study, cells: Iterable[Cell], steps: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _measured_at(study: Study, cells: Iterable[Cell], steps: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(evaluate_at, checkpoint_at) of a job of `steps` steps that all of `cells` share."""
     evaluate, keep = set(), set()
     for cell in cells:
@@ -100,10 +117,9 @@ def measured_at(study: Study, cells: Iterable[Cell], steps: int) -> tuple[tuple[
     return tuple(sorted(evaluate)), tuple(sorted(keep))
 
 
-def task(study: Study, folder: Path, job: Job, cell: Cell, sharing: Iterable[Cell]) -> Task:
-    """The order a gang gets for a job. folder: STUDY_ROOT/NAME. sharing: the cells whose measuring it does."""
+def task(study: Study, folder: Path, job: Job, cell: Cell) -> Task:
+    """The order a gang gets for a job of a cell. folder: STUDY_ROOT/NAME."""
     machine = study.machine
-    evaluate_at, checkpoint_at = measured_at(study, sharing, job.steps)
     return Task(
         kind=job.kind,
         job_id=job.id,
@@ -117,12 +133,13 @@ def task(study: Study, folder: Path, job: Job, cell: Cell, sharing: Iterable[Cel
         steps=job.steps,
         schedule_steps=cell.steps,
         measures=tuple((measurement_id(measure), measure) for measure in study.measures),
-        evaluate_at=evaluate_at,
-        checkpoint_at=checkpoint_at,
+        evaluate_at=job.evaluate_at,
+        checkpoint_at=job.checkpoint_at,
         workers=job.workers,
         zero_stage=machine.zero_stage,
         micro_batch=machine.micro_batch,
         threads=machine.threads,
         log_every=machine.log_every,
+        keep_state=job.kind == "trunk" or machine.keep_optimizer == "all",
         trunk=folder / "jobs" / job.after[0] if job.after else None,
     )

@@ -1,18 +1,21 @@
 """What would run, and what it costs: the graph of jobs, known before anything starts."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from orchestrator import estimates, identity, jobs, scheduler, trunks
+from orchestrator import estimates, identity, jobs, scheduler, throughput, trunks
 from orchestrator.cells import Cell, expand
+from orchestrator.devices import Device
 from orchestrator.errors import InputError
-from orchestrator.estimates import Known
+from orchestrator.estimates import Known, Times
 from orchestrator.jobs import Job, measurement_id
 from orchestrator.study import Study
+from orchestrator.throughput import Speed
 from orchestrator.training.task import Task
 from orchestrator.trunks import Trunk
 
@@ -35,6 +38,7 @@ class Plan:
     lost: tuple[str, ...] = ()
     trunks: tuple[tuple[Trunk, ...], ...] = ()
     separate: str | None = None
+    device: Device = field(default_factory=Device)
 
     @property
     def missing(self) -> int:
@@ -53,8 +57,10 @@ class Plan:
             ),
             "flops": sum(job.flops for job in self.jobs),
             "device_hours": None if work is None else work / 3600,
-            "price": None,
+            "price": None if work is None or self.device.price is None else work / 3600 * self.device.price,
             "disk_bytes": self.disk_bytes,
+            "memory_bytes": max((job.memory_bytes for job in self.jobs), default=0.0),
+            "seconds_sources": dict(Counter(job.seconds_source for job in self.jobs if job.seconds_source)),
             "makespan_lower_bound_s": None
             if work is None
             else max([work / self.slots, *scheduler.chains(self.jobs, known).values()]),
@@ -67,6 +73,7 @@ class Plan:
             "cells": [{**_row(cell), "trunk": self._trunk_row(cell)} for cell in self.cells],
             "jobs": [job.as_json() for job in self.jobs],
             "totals": self.totals(),
+            "device": {**asdict(self.device), "count": self.slots},
             "missing": self.missing,
             "changed": self.changed,
             "lost": list(self.lost),
@@ -108,9 +115,8 @@ class Plan:
         }
 
     def task(self, job: Job) -> Task:
-        """The order a gang gets for a job. A trunk measures for all cells that leave at its end or later."""
-        sharing = self._trunk[job.id].cells if job.kind == "trunk" else (job.cell_id,)
-        return jobs.task(self.study, self.folder, job, self._cell[job.cell_id], [self._cell[one] for one in sharing])
+        """The order a gang gets for a job."""
+        return jobs.task(self.study, self.folder, job, self._cell[job.cell_id])
 
     def _trunk_row(self, cell: Cell) -> dict[str, Any] | None:
         """The trunk that a cell leaves where its own decay begins."""
@@ -124,10 +130,6 @@ class Plan:
     @cached_property
     def _cell(self) -> dict[str, Cell]:
         return {cell.id: cell for cell in self.cells}
-
-    @cached_property
-    def _trunk(self) -> dict[str, Trunk]:
-        return {trunk.id: trunk for line in self.trunks for trunk in line}
 
 
 def stored_document(root: Path, name: str) -> dict[str, Any]:
@@ -154,15 +156,24 @@ def make(
     known: Mapping[str, Known],
     earlier: Mapping[str, dict[str, Any]] | None = None,
     slots: int = 1,
+    speeds: Iterable[Speed] = (),
+    device: Device | None = None,
 ) -> Plan:
     """The jobs a study still needs.
 
     folder: STUDY_ROOT/NAME. known: job id → what the ledger says. earlier: cell id → what `ledger_row` wrote of the
-    cells seen before, to explain new identities. slots: devices that work at once. Raises InputError.
+    cells seen before, to explain new identities. slots: devices that work at once. speeds: the root's throughput
+    table. Raises InputError.
     """
     cells = expand(study)
     earlier = earlier or {}
-    paces = estimates.trained_paces({cell.id: cell.document for cell in cells}, earlier, known)
+    device = device or Device()
+    documents = {cell.id: cell.document for cell in cells}
+    times = Times(
+        estimates.trained_paces(documents, earlier, known) if device.here else {},
+        throughput.on(speeds, device.name, device.threads),
+        device.flops,
+    )
     missing, measurements, changed = [], [], {}
     lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()
     lost = [
@@ -177,7 +188,7 @@ def make(
         if state is None or cell.id in lost or state.state not in ("finished", "diverged"):
             missing.append(cell)
         elif state.state == "finished":
-            measurements += jobs.of_measurements(study, folder, cell)
+            measurements += jobs.of_measurements(study, folder, cell, times)
     begun = {cell.id for cell in missing if cell.id in known and known[cell.id].begun and cell.id not in lost}
     plan = trunks.branching(
         lines,
@@ -185,21 +196,22 @@ def make(
         [cell for cell in missing if cell.id not in begun],
         [job_id for job_id, job in known.items() if job.state == "finished" and job_id not in lost],
     )
-    before = plan.before.get
+    by_id = {cell.id: cell for cell in cells}
+
+    def training(kind: Literal["train", "trunk"], job_id: str, cell: Cell, steps: int, ids: Iterable[str]) -> Job:
+        sharing = [by_id[cell_id] for cell_id in ids]
+        return jobs.of_training(study, kind, job_id, cell, steps, plan.before.get(job_id), sharing, times)
+
     to_run = [
-        *(
-            jobs.of_training(study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces)
-            for trunk in plan.trunks
-        ),
-        *(jobs.of_training(study, "train", cell.id, cell, cell.steps, before(cell.id), paces) for cell in missing),
+        *(training("trunk", trunk.id, trunk.cell, trunk.steps, trunk.cells) for trunk in plan.trunks),
+        *(training("train", cell.id, cell, cell.steps, [cell.id]) for cell in missing),
         *measurements,
     ]
-    by_id = {cell.id: cell for cell in cells}
-    disk = sum(estimates.disk_bytes(study, by_id[job.cell_id], job.steps) for job in to_run if job.kind != "measure")
+    disk = estimates.disk_bytes(study, by_id, to_run, slots)
     explained = {cell: why for cell, why in changed.items() if why}
     separate = trunks.why_not(len(study.budgets), study.recipe, study.machine.share_trunks, lines)
     used = [job_id for job_id in lost if any(job.id == job_id for job in to_run)]
-    return Plan(study, folder, cells, tuple(to_run), disk, slots, explained, tuple(used), lines, separate)
+    return Plan(study, folder, cells, tuple(to_run), disk, slots, explained, tuple(used), lines, separate, device)
 
 
 def _is_gone(job_folder: Path) -> bool:

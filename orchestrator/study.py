@@ -91,7 +91,8 @@ class Machine(BaseModel):
 
     workers: processes that train one job together. zero_stage: DeepSpeed ZeRO. micro_batch: sequences a worker puts
     through at once, None for its whole share. threads: of one worker. share_trunks: whether budgets that differ in
-    their decay alone train the steps before it once.
+    their decay alone train the steps before it once. keep_optimizer: whose optimizer state stays on disk once a job is
+    finished: the trunks', from which later budgets branch off, or everybody's. Weights of checkpoints always stay.
     """
 
     model_config = STRICT
@@ -102,6 +103,7 @@ class Machine(BaseModel):
     threads: int = Field(default=1, gt=0)
     log_every: int = Field(default=10, gt=0)
     share_trunks: bool = True
+    keep_optimizer: Literal["trunks", "all"] = "trunks"
 
 
 class Question(BaseModel):
@@ -142,8 +144,8 @@ class Study(BaseModel):
     @field_validator("name")
     @classmethod
     def _is_free(cls, name: str) -> str:
-        if name in ("mlflow.db", "mlartifacts"):
-            raise ValueError(f"{name!r} is what MLflow's own files are called beside the studies; choose another")
+        if name in ("mlflow.db", "mlartifacts", "throughput.json"):
+            raise ValueError(f"{name!r} is what a file beside the studies is called; choose another")
         return name
 
     @field_validator("data", mode="before")

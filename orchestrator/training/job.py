@@ -62,7 +62,7 @@ class _Training:
         self.train_s = self.measure_s = 0.0
 
         from_first_rank(self._branch_off, task.workers)
-        found, skipped = from_first_rank(lambda: checkpoint.latest_committed(self.root), task.workers)
+        found, skipped = from_first_rank(lambda: checkpoint.latest_committed(self.root, task.steps), task.workers)
         self.model = build(task.model, task.seed, device)
         if found:
             _check_fits(found, task)
@@ -76,7 +76,7 @@ class _Training:
             micro_batch=task.micro_batch,
             device=device,
         )
-        if found:
+        if found and found.resumable:
             self.engine.load_optimizer_state(checkpoint.load_optimizer_state(found, rank))
         self.start = found.step if found else 0
         self.record = RecordWriter(task.folder / "record.jsonl", self.tokens_per_step) if rank == 0 else None
@@ -171,6 +171,8 @@ class _Training:
             if not (state == "finished" and self.record.last_event == "finished"):
                 self.record.event(step, state, cause)
             self.record.sync()
+            if state == "finished":
+                checkpoint.drop_optimizer_states(self.root, 1 if self.task.keep_state else 0)
             record.to_parquet(self.task.folder / "record.jsonl", self.task.folder / "record.parquet")
         busy_s = self.train_s + self.measure_s
         return Outcome(state, cause, step * self.tokens_per_step, busy_s, self.train_s, self.measure_s)
