@@ -58,6 +58,8 @@ def device_named(study: Study, name: str, mfu: float, price: float | None) -> De
 
 def calibrate(study: Study, root: Path, slots: int, gpus: int | None, console: Console) -> None:
     """Times the models of what a study still has to train, on one device of this machine, into the root's table."""
+    if not gpus_here(gpus):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before DeepSpeed is imported
     from orchestrator import calibration
 
     name = device_here(study, slots, gpus, None, None).name

@@ -145,7 +145,7 @@ def _time_lines(document: Document) -> list[str]:
     }
     lines += [f"time of {n} jobs {meant[source]}" for source, n in sources.items()]
     if unknown:
-        lines.append(f"time of {unknown} jobs not known: plan --calibrate times their models, or say --device-flops")
+        lines.append(f"time of {unknown} jobs not known: plan --calibrate, or --device-flops and --mfu")
     return lines
 
 
