@@ -1,4 +1,4 @@
-"""Whether what has been trained can go on with the workers the study now asks for: said before anything starts."""
+"""Whether what has been trained can go on at the ZeRO stage the study now asks for: said before anything starts."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ from orchestrator.plan import Plan
 
 
 def check(plan: Plan) -> None:
-    """Raises InputError naming the cell where optimizer state was saved for other workers or another ZeRO stage.
+    """Raises InputError naming the cell where optimizer state was saved at another ZeRO stage.
 
-    At stage 0 every worker holds all of it, so that any number goes on. Above, each holds a share of flat tensors whose
-    layout depends on stage and number of workers.
+    The optimizers of different stages keep different things. Another number of workers is no hindrance: at stage 0 each
+    holds all of the state, above it is cut anew (`training.shares`).
     """
     machine = plan.study.machine
     cells = {cell.id: cell for cell in plan.cells}
@@ -29,17 +29,12 @@ def check(plan: Plan) -> None:
             continue
         cell = cells[job.cell_id]
         what = f"{cell.arm} {cell.size} {cell.budget_tokens} tokens seed {cell.seed} ({job.id})"
-        stage, workers = saved["zero_stage"], saved["workers"]
-        restart = f"or delete {folder} to train from step 0"
+        stage = saved["zero_stage"]
         if stage != machine.zero_stage:
             raise InputError(
                 f"machine.zero_stage: {machine.zero_stage}, but {what} stands at step {saved['step']} of stage "
-                f"{stage}; set it back to {stage} to go on, {restart}"
-            )
-        if stage > 0 and workers != machine.workers:
-            raise InputError(
-                f"machine.workers: {machine.workers}, but {what} stands at step {saved['step']} of {workers} workers "
-                f"at ZeRO stage {stage}; set it back to {workers} to go on, {restart}"
+                f"{stage}; set it back to {stage} to go on, or "
+                f"delete {folder} to train from step 0"
             )
 
 
@@ -49,7 +44,7 @@ def _newest_state(job_folder: Path) -> dict[str, Any] | None:
         try:
             manifest = json.loads((marker.parent / "MANIFEST.json").read_text(encoding="utf-8"))
             if any(name.startswith("optimizer-") for name in manifest["files"]):
-                return {key: manifest[key] for key in ("step", "workers", "zero_stage")}
+                return {key: manifest[key] for key in ("step", "zero_stage")}
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from orchestrator.errors import InputError
 from orchestrator.identity import differences, of_data
 from orchestrator.measure import Measure, Measurement
 from orchestrator.record import RecordWriter
-from orchestrator.training import checkpoint
+from orchestrator.training import checkpoint, shares
 from orchestrator.training.checkpoint import Checkpoint
 from orchestrator.training.engine import Engine, from_first_rank
 from orchestrator.training.task import Outcome, Task
@@ -77,7 +77,7 @@ class _Training:
             device=device,
         )
         if found and found.resumable:
-            self.engine.load_optimizer_state(checkpoint.load_optimizer_state(found, rank))
+            self.engine.load_optimizer_state(_optimizer_state(found, task, self.engine, rank))
         self.start = found.step if found else 0
         self.record = RecordWriter(task.folder / "record.jsonl", self.tokens_per_step) if rank == 0 else None
         if self.record:
@@ -188,17 +188,20 @@ def _check_data(task: Task) -> None:
 
 
 def _check_fits(found: Checkpoint, task: Task) -> None:
-    """Above ZeRO stage 0 each rank holds a share of the optimizer state; other shares cannot be made of them."""
+    """Stage 0 and those above it step with optimizers of other kinds, whose states are not made of one another."""
     if found.zero_stage != task.zero_stage:
         raise InputError(
             f"machine.zero_stage: {task.zero_stage}, but {found.folder} was saved at stage {found.zero_stage}; "
             f"set it back to {found.zero_stage} to go on"
         )
-    if found.zero_stage > 0 and found.workers != task.workers:
-        raise InputError(
-            f"machine.workers: {task.workers}, but {found.folder} was saved by {found.workers} workers at ZeRO stage "
-            f"{found.zero_stage}; set workers to {found.workers} to go on"
-        )
+
+
+def _optimizer_state(found: Checkpoint, task: Task, engine: Engine, rank: int) -> dict[str, Any]:
+    """The state this rank goes on with, cut anew where other workers saved it."""
+    if found.zero_stage == 0 or found.workers == task.workers:
+        return checkpoint.load_optimizer_state(found, rank)
+    saved = [checkpoint.load_optimizer_state(found, other) for other in range(found.workers)]
+    return shares.reshare(saved, engine.group_sizes, rank, task.workers)
 
 
 def _evaluate(measure: Measure, model: LanguageModel, task: Task) -> Measurement:
