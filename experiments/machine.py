@@ -51,8 +51,14 @@ def device_here(study: Study, slots: int, gpus: int | None, flops: float | None,
     return Device(_cpu(), threads, flops, _memory() / slots - WORKER_BYTES, True, price)
 
 
-def device_named(study: Study, name: str, mfu: float, price: float | None) -> Device:
-    """A device of `devices.NAMED` that is not here, at a share `mfu` of its peak."""
+def device_named(
+    study: Study, name: str, mfu: float, price: float | None, calibrate: bool, flops: float | None
+) -> Device:
+    """A device of `devices.NAMED` that is not here, at a share `mfu` of its peak. Raises InputError."""
+    if calibrate:
+        raise InputError(f"--calibrate: times this machine, and --device {name} plans for another; give one of them")
+    if flops is not None:
+        raise InputError(f"--device-flops: the peak of --device {name} is known; give one of them")
     return devices.elsewhere(name, study.recipe.precision, mfu, price)
 
 

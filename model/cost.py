@@ -121,8 +121,9 @@ class Memory:
     """Bytes a device needs to train: model and optimizer state, activations of one micro-batch, logits, and what is
     there for a moment: gradients inside the widest MLP, matrices that Muon orthogonalises together.
 
-    The peak of real steps on a CPU, float32, was 1.15 to 1.3 times the total over models of 300 to 600 MB: allocators
-    keep freed blocks. The test holds it to 0.9 to 1.45.
+    On a CPU in float32 the peak of real steps was 0.99 times the total where states outweigh and 1.16 where activations
+    do (0.7 GB each); tests/orchestrator/test_memory.py holds it to 0.85 to 1.4. In bfloat16 activations are those of
+    GPU kernels: on a CPU they stay float32 in places and take about twice that.
     """
 
     state: float

@@ -33,8 +33,7 @@ def check(plan: Plan) -> None:
         if stage != machine.zero_stage:
             raise InputError(
                 f"machine.zero_stage: {machine.zero_stage}, but {what} stands at step {saved['step']} of stage "
-                f"{stage}; set it back to {stage} to go on, or "
-                f"delete {folder} to train from step 0"
+                f"{stage}; set it back to {stage} to go on, or delete {folder} to train from step 0"
             )
 
 

@@ -79,7 +79,7 @@ def make_plan(study: Study, root: Path, slots: int, device: Device | None = None
                 for job in ledger.snapshot().values()
             }
             earlier = ledger.cells()
-    return planning.make(study, folder, known, earlier, slots, throughput.read(root), device)
+    return planning.make(study, folder, known, earlier, slots, throughput.read(root) if device else (), device)
 
 
 def submit(

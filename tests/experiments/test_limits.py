@@ -107,6 +107,9 @@ def test_a_device_that_is_not_here(study: Path) -> None:
         "name": "H100", "threads": 1, "flops": 67e12 / 4, "memory_bytes": 80e9, "here": False, "price": None,
         "count": 8,
     }  # fmt: skip
+    for words, said in ((("--calibrate",), "--calibrate: times this machine"), (KNOWN, "--device-flops: the peak of")):
+        result = CliRunner().invoke(app, ["plan", str(study), "--device", "H100", *words])
+        assert result.exit_code == 2 and result.stderr.startswith(f"gridlaw: {said}")
     with pytest.raises(InputError, match="--device: 'abacus' is not known; choose from A100, H100, H200"):
         elsewhere("abacus", "bfloat16", 0.4, None)
 

@@ -17,4 +17,4 @@ def test_the_peak_of_a_step_is_within_the_stated_tolerance(setting: str) -> None
     done = subprocess.run([sys.executable, PEAK, setting], capture_output=True, text=True, check=True)
     measured, predicted = map(float, done.stdout.split()[-2:])
     print(f"{setting}: {measured / 1e6:.0f} MB measured, {predicted / 1e6:.0f} MB predicted")
-    assert 0.9 < measured / predicted < 1.45
+    assert 0.85 < measured / predicted < 1.4
