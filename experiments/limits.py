@@ -1,5 +1,6 @@
 """What a plan may cost: refused before anything starts where it costs more."""
 
+import math
 import re
 import shutil
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class Limits:
     def hold(self, document: dict[str, Any], folder: Path) -> None:
         """Raises InputError where the plan of `document` exceeds a limit, or one cannot be promised."""
         totals, device = document["totals"], document["device"]
-        free = shutil.disk_usage(nearest_existing(folder)).free
+        usage = shutil.disk_usage(nearest_existing(folder))
+        free = usage.free if usage.total else math.inf  # of no real disk, as /proc: writing there is refused later
         disk = free if self.disk_bytes is None else self.disk_bytes
         if totals["disk_bytes"] > disk:
             room = f"{show.count(free)}B are free at {folder}" if self.disk_bytes is None else "--max-disk allows less"

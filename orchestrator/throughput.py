@@ -51,11 +51,11 @@ def key(study: Study, cell: Cell) -> str:
 
 
 def read(root: Path) -> list[Speed]:
-    """All entries of a root's table, none where there is no table. Raises InputError for a damaged one."""
+    """All entries of a root's table, none where there is no table to read. Raises InputError for a damaged one."""
     path = root / FILE
     try:
         return [Speed(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
-    except FileNotFoundError:
+    except OSError:
         return []
     except (ValueError, TypeError):
         raise InputError(f"--root: {path} is damaged; delete it and run gridlaw plan --calibrate again") from None
