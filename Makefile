@@ -33,6 +33,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -m experiments.bench_mixers
 	$(BIN)/python -m experiments.bench_hybrids
 	$(BIN)/python -m experiments.bench_training
+	$(BIN)/python -m experiments.bench_trunks
+	$(BIN)/python -m experiments.bench_overhead
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

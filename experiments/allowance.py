@@ -1,11 +1,8 @@
-"""What a run may take of this machine: devices, disk, hours."""
+"""What a run may take of this machine: its CPUs and GPUs."""
 
-import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from experiments.doctor import nearest_existing, usable_cpus
-from experiments.show import count
+from experiments.doctor import usable_cpus
 from orchestrator.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,25 +30,3 @@ def slots_of(study: "Study", cpus: int | None, gpus: int | None) -> int:
             f"lower it or raise --cpus"
         )
     return slots
-
-
-def check_limits(document: dict[str, Any], folder: Path, max_hours: float | None) -> None:
-    """Raises InputError where the plan would not fit the disk or exceeds what the user allows."""
-    totals = document["totals"]
-    free = shutil.disk_usage(nearest_existing(folder)).free
-    if totals["disk_bytes"] > free:
-        raise InputError(
-            f"disk: the study needs {count(totals['disk_bytes'])}B, {count(free)}B are free at {folder}; "
-            f"keep fewer checkpoints (evaluations.checkpoints) or give another --root"
-        )
-    if max_hours is not None and totals["device_hours"] is None:
-        raise InputError(
-            f"--max-hours: {max_hours:g} cannot be held, the time of "
-            f"{sum(job['seconds'] is None for job in document['jobs'])} jobs is not known before an arm has run here; "
-            f"run one seed without the limit first"
-        )
-    if max_hours is not None and totals["device_hours"] > max_hours:
-        raise InputError(
-            f"--max-hours: {max_hours:g} is below the plan's {totals['device_hours']:.2f} device hours; "
-            f"raise it or drop cells"
-        )

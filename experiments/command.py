@@ -1,9 +1,7 @@
 """The `gridlaw` command. Imports stay inside the verbs: help answers at once, `plan` needs neither Ray nor MLflow."""
 
 import contextlib
-import errno
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,51 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
-from typer.core import TyperGroup
-from typer.exceptions import TyperException
 
 from experiments import fitting
-from orchestrator.errors import InputError, shortened
+from experiments.lookup import cells_of, name_of, study_of
+from experiments.one_line import OneLineErrors
+from experiments.options import (
+    AddressOption,
+    CostOption,
+    CpusOption,
+    DiskOption,
+    FlopsOption,
+    GpusOption,
+    HoursOption,
+    JsonOption,
+    MfuOption,
+    PriceOption,
+    RootOption,
+    StudyArgument,
+    TrackingOption,
+)
+from orchestrator.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.driver import Event
-    from orchestrator.study import Study
 
 ROOT = Path("studies")
-
-
-class OneLineErrors(TyperGroup):
-    """A wrong input or a wrong word ends in one line on standard error and exit code 2."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _one_line():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _one_line():
-            return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _one_line() -> Iterator[None]:
-    code = 2
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-    except TyperException as error:
-        message = getattr(error, "format_message", error.__str__)()
-        if "\n" in message:  # the help, where no verb was given
-            raise
-        message = f"{message.rstrip('.')}; see gridlaw --help"
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader has left: no fault
-            raise
-        message, code = f"{error.filename or 'output'}: {error.strerror}; make room for it and try again", 1
-    else:
-        return
-    typer.echo(f"gridlaw: {' '.join(message.split())}", err=True)
-    raise typer.Exit(code) from None
 
 
 app = typer.Typer(
@@ -73,60 +51,50 @@ app = typer.Typer(
 )
 
 
-def _as_root(root: Path) -> Path:
-    """Raises InputError for what can be no folder; one that is not there yet can."""
-    try:
-        usable = root.is_dir() or not root.exists()
-        reason = "a file, no folder"
-    except OSError as error:
-        usable, reason = False, error.strerror or "not usable"
-    if not usable:
-        raise InputError(f"--root: {shortened(root)} is no folder for studies ({reason}); give another")
-    return root
-
-
-def _as_tracking(uri: str | None) -> str | None:
-    if uri is not None and not re.match(r"(https?|sqlite|postgresql|mysql|mssql|databricks)(\+\w+)?:", uri):
-        raise InputError(
-            f"--tracking-uri: {shortened(uri)!r} is no address of an MLflow store; give http://HOST:PORT or "
-            f"sqlite:///PATH, or leave it out"
-        )
-    return uri
-
-
-StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study file, or the name of a study under the root.")
-]
-RootOption = Annotated[Path, typer.Option("--root", help="Folder of the studies.", callback=_as_root)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-CpusOption = Annotated[int | None, typer.Option("--cpus", min=1, help="CPU cores to use; default: all usable ones.")]
-GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to use; default: all there are.")]
-AddressOption = Annotated[str | None, typer.Option("--address", help="A Ray cluster; default: this machine.")]
-TrackingOption = Annotated[
-    str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.", callback=_as_tracking)
-]
-HoursOption = Annotated[float | None, typer.Option("--max-hours", min=0, help="Refuse above this many device hours.")]
-
-
-@app.command(epilog="Example: gridlaw plan experiments/quickstart.py --json")
+@app.command(epilog="Example: gridlaw plan experiments/quickstart.py --calibrate --json")
 def plan(
     study: StudyArgument,
     root: RootOption = ROOT,
     cpus: CpusOption = None,
     gpus: GpusOption = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First time a few steps of each model here, seconds a model.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Plan for such devices, not for this machine: A100, H100 or H200.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, help="How many devices; default: those here.")
+    ] = None,
+    device_flops: FlopsOption = None,
+    mfu: MfuOption = 0.4,
+    price: PriceOption = None,
     max_hours: HoursOption = None,
+    max_cost: CostOption = None,
+    max_disk: DiskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """What would run and what it costs; starts nothing."""
     with _standard_output_kept():
-        from experiments import allowance, show
+        from experiments import allowance, machine, show
+        from experiments.limits import Limits, as_bytes
+        from orchestrator import resumption
         from orchestrator.submit import make_plan
 
-        loaded, _ = _study(study, root)
-        made = make_plan(loaded, root, allowance.slots_of(loaded, cpus, gpus))
+        limits = Limits(max_hours, max_cost, as_bytes(max_disk))
+        loaded, _ = study_of(study, root)
+        slots = devices or allowance.slots_of(loaded, cpus, gpus)
+        if device:
+            place = machine.device_named(loaded, device, mfu, price, calibrate, device_flops)
+        else:
+            place = machine.device_here(loaded, slots, gpus, device_flops and device_flops * mfu, price)
+        if calibrate:
+            machine.calibrate(loaded, root, slots, gpus, Console(stderr=True, highlight=False))
+        made = make_plan(loaded, root, slots, place)
         document = made.as_json()
     _print(document, as_json, show.plan)
-    allowance.check_limits(document, made.folder, max_hours)
+    resumption.check(made)
+    limits.hold(document, made.folder)
 
 
 @app.command(epilog="Example: gridlaw run experiments/quickstart.py --cpus 2")
@@ -137,23 +105,36 @@ def run(
     cpus: CpusOption = None,
     gpus: GpusOption = None,
     tracking_uri: TrackingOption = None,
+    device_flops: FlopsOption = None,
+    mfu: MfuOption = 0.4,
+    price: PriceOption = None,
     max_hours: HoursOption = None,
+    max_cost: CostOption = None,
+    max_disk: DiskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Runs what is missing, then writes results and report. Ctrl-C is safe; run again to go on."""
     started = time.time()
     console = Console(stderr=True, highlight=False)
     with _standard_output_kept():
-        from experiments import allowance
+        from experiments import allowance, machine
         from experiments import status as standing
+        from experiments.limits import Limits, as_bytes
+        from orchestrator import resumption
         from orchestrator.fleet import FleetOptions
         from orchestrator.submit import make_plan, submit
 
-        loaded, source = _study(study, root)
+        loaded, source = study_of(study, root)
+        limits = Limits(max_hours, max_cost, as_bytes(max_disk))
         here = address is None  # what a cluster has is known once it is joined
-        made = make_plan(loaded, root, allowance.slots_of(loaded, cpus, gpus) if here else gpus or cpus or 1)
+        slots = allowance.slots_of(loaded, cpus, gpus) if here else gpus or cpus or 1
+        place = machine.device_to_run_on(loaded, slots, gpus, device_flops and device_flops * mfu, price, here)
+        made = make_plan(loaded, root, slots, place)
         planned = made.as_json()
-        allowance.check_limits(planned, made.folder, max_hours)
+    with _figures_on_refusal(planned, as_json):
+        resumption.check(made)
+        limits.hold(planned, made.folder)
+    with _standard_output_kept():
 
         def look() -> dict[str, Any]:
             return standing.read(loaded.name, made.folder, planned["cells"])
@@ -206,7 +187,7 @@ def status(
         from experiments import show
         from experiments import status as standing
 
-        name, folder, cells = _cells(study, root)
+        name, folder, cells = cells_of(study, root)
 
     def look() -> dict[str, Any]:
         return standing.read(name, folder, cells)
@@ -262,7 +243,7 @@ def fit(
             for line in document["said"]:
                 typer.echo(line, err=True)
         else:
-            document, view = _fit_study(_name(source, root), root, next_study)
+            document, view = _fit_study(name_of(source, root), root, next_study)
     _print(document, as_json, view)
 
 
@@ -288,7 +269,7 @@ def report(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = 
     with _standard_output_kept():
         from analysis import report as reporting
 
-        written = reporting.write(root, _name(study, root))
+        written = reporting.write(root, name_of(study, root))
     _print({"report": str(written)}, as_json, lambda document: document["report"])
 
 
@@ -318,7 +299,7 @@ def export(
         from experiments import export as exporting
         from orchestrator.plan import stored_document
 
-        name = _name(study, root)
+        name = name_of(study, root)
         document = exporting.export(root / name, stored_document(root, name)["cells"], cell, folder, step)
     _print(document, as_json, exporting.show)
 
@@ -353,6 +334,18 @@ def _print(document: dict[str, Any], as_json: bool, view: Callable[[dict[str, An
         Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(view(document), soft_wrap=True)
 
 
+@contextlib.contextmanager
+def _figures_on_refusal(planned: dict[str, Any], as_json: bool) -> Iterator[None]:
+    """Shows the plan where it is refused, so that one sees by what."""
+    try:
+        yield
+    except InputError:
+        from experiments import show
+
+        _print(planned, as_json, show.plan)
+        raise
+
+
 def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, live: bool) -> None:
     """A line for what happened; beside a live table only for what the table does not show."""
     if live and event.kind in ("started", "finished"):
@@ -379,44 +372,6 @@ def _track_report(written: Path, name: str, root: Path, tracking_uri: str | None
     reason = log_report(root, name, written.parent, tracking_uri)
     if reason:
         console.print(Text(f"the report is not in MLflow: {reason}", style="yellow"), soft_wrap=True)
-
-
-def _is_file(study: str) -> bool:
-    return study.endswith(".py") or Path(study).is_file()
-
-
-def _study(study: str, root: Path) -> "tuple[Study, Path]":
-    """A study and its file: the file given, or the one a study under the root was made from."""
-    from orchestrator.plan import stored_document
-    from orchestrator.study import load
-
-    if _is_file(study):
-        return load(Path(study)), Path(study).resolve()
-    source = Path(stored_document(root, study)["source"])
-    if not source.is_file():
-        raise InputError(f"study: {study} was made from {source}, which is gone; give the study file")
-    return load(source), source
-
-
-def _name(study: str, root: Path) -> str:
-    """The name of a study that has been run under the root."""
-    from orchestrator.plan import stored_document
-
-    name = _study(study, root)[0].name if _is_file(study) else study
-    stored_document(root, name)
-    return name
-
-
-def _cells(study: str, root: Path) -> tuple[str, Path, list[dict[str, Any]]]:
-    """(name, folder, rows of the cells): of the study file where one is given, else of study.json."""
-    from orchestrator.plan import stored_document
-    from orchestrator.submit import make_plan
-
-    if not _is_file(study):
-        return study, root / study, stored_document(root, study)["cells"]
-
-    made = make_plan(_study(study, root)[0], root, slots=1)
-    return made.study.name, made.folder, made.as_json()["cells"]
 
 
 if __name__ == "__main__":

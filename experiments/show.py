@@ -1,7 +1,8 @@
 """Tables for people. Each takes the JSON document of its verb, so that both say the same."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,6 +13,7 @@ from rich.text import Text
 ALPHA = 0.05
 
 Document = dict[str, Any]
+MOST_LINES = 24  # of a plan's table, a terminal's height
 
 STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "magenta", "blocked": "yellow"}
 
@@ -20,14 +22,14 @@ def count(value: float | None) -> str:
     """1843200 → 1.84M."""
     if value is None:
         return "-"
-    for unit, suffix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for unit, suffix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:.3g}{suffix}"
     return f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: 45 s, 8 min 20 s, 3 h 05 min."""
+    """Two units at most: 45 s, 8 min 20 s, 3 h 05 min, 1,234 h."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -35,7 +37,14 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
+    if whole >= 100 * 3600:
+        return f"{whole // 3600:,} h"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def hours(value: float) -> str:
+    """Two decimals up to a hundred, none beyond."""
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def _table(*columns: str, tight: bool = False) -> Table:
@@ -56,44 +65,30 @@ def _label(cell: Document, keys: Iterable[str]) -> str:
 
 
 def plan(document: Document) -> RenderableType:
-    """What would run: a line an arm (and size, data, budget where they vary), totals, and why identities are new."""
+    """What would run: a line for each point of the grid, seeds together, or where these are many one for each arm and
+    one for each size; totals, and why identities are new.
+    """
     cells, totals = document["cells"], document["totals"]
     keys = _varying(cells, "data", "size", "budget_tokens")
     jobs: dict[str, list[Document]] = defaultdict(list)
     for job in document["jobs"]:
         jobs[job["cell"]].append(job)
-    groups: dict[str, list[Document]] = defaultdict(list)
-    for cell in cells:
-        groups[_label(cell, keys)].append(cell)
-    table = _table("arm", "cells", "to run", "params", "tokens", "FLOPs", "memory", "time")
-    for label, group in groups.items():
-        wanted = [job for cell in group for job in jobs[cell["id"]]]
-        seconds = [job["seconds"] for job in wanted]
-        table.add_row(
-            label,
-            str(len(group)),
-            str(sum(bool(jobs[cell["id"]]) for cell in group)),
-            count(group[0]["params"]),
-            count(sum(job["tokens"] for job in wanted)),
-            count(sum(job["flops"] for job in wanted)),
-            count(max((job["memory_bytes"] for job in wanted), default=None)) + "B" * bool(wanted),
-            duration(None if None in seconds else sum(seconds)),
-        )
+    points = _grouped(cells, lambda cell: _label(cell, keys))
+    if len(points) <= MOST_LINES:
+        body: RenderableType = _costs("arm", points, jobs)
+    else:
+        tables: list[RenderableType] = []
+        for axis in ("arm", *_varying(cells, "data", "size")):
+            tables += [*([Text()] if tables else []), _costs(axis, _grouped(cells, itemgetter(axis)), jobs)]
+        body = Group(*tables)
     kinds = Counter(job["kind"] for job in document["jobs"])
     lines = [
         f"{document['study']}: {len(cells)} cells, {document['missing']} to train; "
         f"{', '.join(f'{n} {kind} jobs' for kind, n in kinds.items()) or 'nothing to run'}",
         f"{count(totals['tokens'])} tokens, {count(totals['flops'])}FLOP, {count(totals['disk_bytes'])}B on disk",
     ]
-    if totals["device_hours"] is not None:
-        lines.append(
-            f"{totals['device_hours']:.2f} device hours, at least {duration(totals['makespan_lower_bound_s'])} here"
-            + (f", price {totals['price']:.2f}" if totals["price"] is not None else "")
-        )
-    elif kinds["measure"]:
-        lines.append("time: not known for measurements on stored checkpoints")
-    elif document["jobs"]:
-        lines.append("time: not known before the first cell of each arm has run on this root")
+    if document["jobs"]:
+        lines += _time_lines(document)
     if document["separate"]:
         lines.append(f"each budget is trained by itself: {document['separate']}")
     elif kinds["trunk"]:
@@ -105,15 +100,64 @@ def plan(document: Document) -> RenderableType:
         tokens = count(sum(job["tokens"] for job in document["jobs"] if job["kind"] == "tune"))
         unknown = sum(cell["learning_rate"] is None for cell in cells)
         lines.append(f"learning rates of {unknown} cells are tuned first: {tokens} tokens, less what is pruned")
-    residuals = {label: group[0]["layer_residual"] for label, group in groups.items() if group[0]["layer_residual"]}
-    if residuals:
-        by_arm = ", ".join(f"{label} {residual:+.2%}" for label, residual in residuals.items())
+    arms = points if len(points) <= MOST_LINES else _grouped(cells, itemgetter("arm"))
+    residuals = {arm: max((cell["layer_residual"] for cell in group), key=abs) for arm, group in arms.items()}
+    if any(residuals.values()):
+        by_arm = ", ".join(f"{arm} {residual:+.2%}" for arm, residual in residuals.items() if residual)
         lines.append(f"parameters of a layer against full attention: {by_arm}")
     if document["lost"]:
         lines.append(f"{len(document['lost'])} finished cells have lost their files and train again")
     reasons = Counter("; ".join(why) for why in document.get("changed", {}).values())
     lines += [f"new identity ({n} cells): {why}" for why, n in reasons.most_common(5)]
-    return Group(table, Text(), *(Text(line) for line in lines))
+    return Group(body, Text(), *(Text(line) for line in lines))
+
+
+def _grouped(cells: Iterable[Document], label: Callable[[Document], str]) -> dict[str, list[Document]]:
+    groups: dict[str, list[Document]] = defaultdict(list)
+    for cell in cells:
+        groups[label(cell)].append(cell)
+    return groups
+
+
+def _costs(head: str, groups: dict[str, list[Document]], jobs: dict[str, list[Document]]) -> Table:
+    """A line a group of cells: what their jobs take. Time is that of one device after the other."""
+    table = _table(head, "cells", "to run", "params", "tokens", "FLOPs", "memory", "time", tight=True)
+    for label, group in groups.items():
+        wanted = [job for cell in group for job in jobs[cell["id"]]]
+        seconds = [job["seconds"] and job["seconds"] * job["workers"] for job in wanted]
+        params = [count(cell["params"]) for cell in sorted(group, key=lambda cell: cell["params"])]
+        table.add_row(
+            label,
+            str(len(group)),
+            str(sum(bool(jobs[cell["id"]]) for cell in group)),
+            params[0] if params[0] == params[-1] else f"{params[0]}-{params[-1]}",
+            count(sum(job["tokens"] for job in wanted)),
+            count(sum(job["flops"] for job in wanted)),
+            count(max((job["memory_bytes"] for job in wanted), default=None)) + "B" * bool(wanted),
+            duration(None if None in seconds else sum(seconds)),
+        )
+    return table
+
+
+def _time_lines(document: Document) -> list[str]:
+    totals, device, jobs = document["totals"], document["device"], document["jobs"]
+    sources = totals["seconds_sources"]
+    unknown = len(jobs) - sum(sources.values())
+    lines = []
+    if totals["device_hours"] is not None:
+        lines.append(
+            f"{hours(totals['device_hours'])} device hours, at least {duration(totals['makespan_lower_bound_s'])} on "
+            f"{device['count']} devices" + (f", price {totals['price']:.2f}" if totals["price"] is not None else "")
+        )
+    meant = {
+        "trained": "as these models trained here before",
+        "calibrated": "as timed on such a device",
+        "estimated": f"from FLOPs at {count(device['flops'])}FLOP/s a device",
+    }
+    lines += [f"time of {n} jobs {meant[source]}" for source, n in sources.items()]
+    if unknown:
+        lines.append(f"time of {unknown} jobs not known: plan --calibrate, or --device-flops and --mfu")
+    return lines
 
 
 def status(document: Document, width: int = 80, height: int = 24) -> RenderableType:

@@ -34,12 +34,12 @@ class Cell:
     document: dict[str, Any]
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.budget_tokens // self.steps
-
-    @property
     def coordinates(self) -> tuple[str, str, str, int, int]:
         return self.arm, self.size, self.data, self.budget_tokens, self.seed
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.budget_tokens // self.steps
 
 
 def expand(study: Study) -> tuple[Cell, ...]:

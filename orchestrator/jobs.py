@@ -1,15 +1,17 @@
-"""The jobs of a plan, each with what it costs."""
+"""Jobs: how a cell, a trunk, a trial or a measurement becomes one, and a job the task that a gang gets."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from model import cost
-from orchestrator import identity, record
+from orchestrator import estimates, identity, record
 from orchestrator.cells import Cell
+from orchestrator.estimates import Times
+from orchestrator.recipe import Recipe
 from orchestrator.study import Study
+from orchestrator.training.task import Task
 from orchestrator.trunks import Trunk
 from orchestrator.tuning.groups import TrialJob
 
@@ -20,8 +22,8 @@ class Job:
 
     cell_id: of a trunk, the cell that leaves at its end; of a tuning trial, one that gets the rate found. A "measure"
     job runs in its cell's folder. steps: completed at the end; tokens: trained by this job alone. flops: training, or
-    forward FLOPs of a measurement where known. seconds: from the cells of the same model that this study has trained;
-    None where there are none.
+    forward FLOPs of a measurement where known. seconds: as `estimates.Times` has it, seconds_source says from where;
+    None where nothing is known. evaluate_at, checkpoint_at: steps completed, those it starts from included.
     """
 
     id: str
@@ -34,6 +36,24 @@ class Job:
     flops: float
     memory_bytes: float
     seconds: float | None
+    seconds_source: estimates.Source | None = None
+    evaluate_at: tuple[int, ...] = ()
+    checkpoint_at: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """An entry of "jobs" in the document of `gridlaw plan --json`."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "cell": self.cell_id,
+            "after": list(self.after),
+            "workers": self.workers,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "memory_bytes": self.memory_bytes,
+            "seconds": self.seconds,
+            "seconds_source": self.seconds_source,
+        }
 
 
 @dataclass(frozen=True)
@@ -49,70 +69,78 @@ class Known:
     begun: bool
 
 
-def training_job(
+def of_training(
     study: Study,
     kind: Literal["train", "trunk"],
     job_id: str,
     cell: Cell,
     steps: int,
     before: Trunk | None,
-    paces: Mapping[str, float],
+    sharing: Iterable[Cell],
+    times: Times,
     tuned: tuple[str, ...] = (),
 ) -> Job:
-    """A job that trains `cell`, or a trunk up to where it leaves, from the trunk `before` on to `steps`.
+    """The job that trains a cell, or what leads up to it, from where the trunk `before` ends up to `steps`.
 
-    paces: of `seconds_a_token`. tuned: ids of the trials that a job without a trunk before it waits for.
+    sharing: the cells whose evaluations and checkpoints it makes. tuned: ids of the trials that a job without a trunk
+    before it waits for.
     """
-    pace = paces.get(_model_key(cell.document))
-    machine = study.machine
-    workers = machine.workers_of(cell.size)
-    micro_batch = machine.micro_batch or study.recipe.batch_size // workers
-    tokens = (steps - (before.steps if before else 0)) * cell.tokens_per_step
+    evaluate_at, checkpoint_at = _measured_at(study, sharing, steps)
+    measures = [identity.of_measure(measure) for measure in study.measures]
+    job = _training(study, kind, job_id, cell, steps, before, evaluate_at, checkpoint_at, measures, times)
+    return job if before else replace(job, after=tuned)
+
+
+def of_trial(study: Study, cell: Cell, trial: TrialJob, measure: str, times: Times) -> Job:
+    """A tuning trial up to a rung. cell: one that gets the rate found. measure: identity of what it is compared by."""
+    last = (trial.steps,)
+    job = _training(study, "tune", trial.id, cell, trial.steps, None, last, last, [measure], times)
+    return replace(job, after=trial.after)
+
+
+def _training(
+    study: Study,
+    kind: Literal["train", "trunk", "tune"],
+    job_id: str,
+    cell: Cell,
+    steps: int,
+    before: Trunk | None,
+    evaluate_at: tuple[int, ...],
+    checkpoint_at: tuple[int, ...],
+    measures: list[str],
+    times: Times,
+) -> Job:
+    start = before.steps if before else 0
+    tokens = (steps - start) * cell.tokens_per_step
+    evaluations = sum(step > start for step in {*evaluate_at, *checkpoint_at})
+    seconds, source = times.of_training(study, cell, tokens, evaluations, measures)
     return Job(
         id=job_id,
         kind=kind,
         cell_id=cell.id,
-        after=(before.id,) if before else tuned,
-        workers=workers,
+        after=(before.id,) if before else (),
+        workers=study.machine.workers_of(cell.size),
         steps=steps,
         tokens=tokens,
-        flops=cost.training_flops(cell.model, tokens, machine.recompute),
-        memory_bytes=cost.memory(
-            cell.model,
-            study.recipe.optimizer,
-            micro_batch,
-            machine.zero_stage,
-            workers,
-            study.recipe.precision,
-            machine.recompute,
-        ).total,
-        seconds=None if pace is None else tokens * pace,
+        flops=cost.training_flops(cell.model, tokens, study.machine.recompute),
+        memory_bytes=estimates.worker_memory(study, cell),
+        seconds=seconds,
+        seconds_source=source,
+        evaluate_at=evaluate_at,
+        checkpoint_at=checkpoint_at,
     )
 
 
-def trial_job(study: Study, cell: Cell, trial: TrialJob, paces: Mapping[str, float]) -> Job:
-    """A tuning trial up to a rung; cell: one that gets the rate found."""
-    like = training_job(study, "train", trial.id, cell, trial.steps, None, paces, trial.after)
-    share = trial.tokens / like.tokens
-    seconds = None if like.seconds is None else like.seconds * share
-    return replace(like, kind="tune", tokens=trial.tokens, flops=like.flops * share, seconds=seconds)
-
-
-def _model_key(document: Mapping[str, Any]) -> str:
-    return json.dumps(document["model"], sort_keys=True)
-
-
-def seconds_a_token(
-    documents: Mapping[str, dict[str, Any]], earlier: Mapping[str, dict[str, Any]], known: Mapping[str, Known]
-) -> dict[str, float]:
-    """Of each model that has been trained, by `_model_key`, over its finished cells, those of earlier plans too."""
-    totals: dict[str, tuple[float, int]] = {}
-    for cell_id, state in known.items():
-        document = documents.get(cell_id) or earlier.get(cell_id, {}).get("document")
-        if document and state.state == "finished":
-            busy, tokens = totals.get(_model_key(document), (0.0, 0))
-            totals[_model_key(document)] = (busy + state.busy_s, tokens + state.tokens)
-    return {key: busy / tokens for key, (busy, tokens) in totals.items() if tokens}
+def of_measurements(study: Study, folder: Path, cell: Cell, times: Times) -> list[Job]:
+    """The job that takes what a finished cell's record lacks of the study's measures; none where it has them all."""
+    wanted = {identity.of_measure(measure) for measure in study.measures}
+    absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
+    if not absent:
+        return []
+    job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
+    _, checkpoint_at = study.evaluations.steps(cell.steps, cell.tokens_per_step)
+    seconds, source = times.of_measuring(study, cell, absent, len(checkpoint_at))
+    return [Job(job_id, "measure", cell.id, (), 1, cell.steps, 0, 0.0, 4.0 * cell.params, seconds, source)]
 
 
 def is_gone(job_folder: Path) -> bool:
@@ -120,21 +148,43 @@ def is_gone(job_folder: Path) -> bool:
     return not (job_folder / "record.jsonl").exists() and not any((job_folder / "checkpoints").glob("*"))
 
 
-def measurement_jobs(study: Study, folder: Path, cell: Cell) -> list[Job]:
-    """The job that takes what a finished cell's record lacks of the study's measures; none where it has them all."""
-    wanted = {identity.of_measure(measure) for measure in study.measures}
-    absent = wanted - record.measurements(folder / "jobs" / cell.id / "record.jsonl")
-    if not absent:
-        return []
-    job_id = f"{cell.id}-{identity.digest({'measurements': sorted(absent)})[:6]}"
-    return [Job(job_id, "measure", cell.id, (), 1, cell.steps, 0, 0.0, 4.0 * cell.params, None)]
+def _measured_at(study: Study, cells: Iterable[Cell], steps: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(evaluate_at, checkpoint_at) of a job of `steps` steps that all of `cells` share."""
+    evaluate, keep = set(), set()
+    for cell in cells:
+        evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, cell.tokens_per_step)
+        evaluate |= {step for step in evaluate_at if step <= steps}
+        keep |= {step for step in checkpoint_at if step <= steps}
+    return tuple(sorted(evaluate)), tuple(sorted(keep))
 
 
-def disk_bytes(study: Study, cell: Cell, job: Job) -> float:
-    """Weights of every checkpoint kept, optimizer state of the newest, and about 200 bytes a recorded number.
+def task(study: Study, folder: Path, job: Job, cell: Cell, recipe: Recipe, before: Trunk | None) -> Task:
+    """The order a gang gets for a job of a cell. folder: STUDY_ROOT/NAME. recipe: at the cell's learning rate.
 
-    A branch keeps the trunk's checkpoints too: on one file system as links, which this counts as copies.
+    before: the trunk it starts from. Of a tuning trial, what `tuning.stage.Stage.task` makes the trial's order of.
     """
-    evaluate_at, checkpoint_at = study.evaluations.steps(cell.steps, cell.tokens_per_step)
-    lines = job.steps / study.machine.log_every * 3 + len(evaluate_at) * 20 * len(study.measures)
-    return 4.0 * cell.params * (len(checkpoint_at) + 3) + 200 * lines
+    machine = study.machine
+    return Task(
+        kind=job.kind,
+        job_id=job.id,
+        cell_id=cell.id,
+        folder=folder / "jobs" / (job.id if job.kind == "trunk" else cell.id),
+        model=cell.model,
+        data=study.data[cell.data],
+        data_identity=cell.document["data"],
+        recipe=recipe,
+        seed=cell.seed,
+        steps=job.steps,
+        schedule_steps=cell.steps,
+        measures=tuple((identity.of_measure(measure), measure) for measure in study.measures),
+        evaluate_at=job.evaluate_at,
+        checkpoint_at=job.checkpoint_at,
+        workers=job.workers,
+        zero_stage=machine.zero_stage,
+        micro_batch=machine.micro_batch,
+        threads=machine.threads,
+        recompute=machine.recompute,
+        log_every=machine.log_every,
+        keep_state=job.kind == "trunk" or machine.keep_optimizer == "all",
+        trunk=folder / "jobs" / before.id if before else None,
+    )

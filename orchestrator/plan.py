@@ -1,30 +1,26 @@
 """What would run, and what it costs: the graph of jobs, known before anything starts."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from model import cost
-from orchestrator import identity, scheduler, trunks
+from orchestrator import estimates, identity, jobs, scheduler, throughput, trunks
 from orchestrator.cells import Cell, expand
+from orchestrator.devices import Device
 from orchestrator.errors import InputError
-from orchestrator.jobs import (
-    Job,
-    Known,
-    disk_bytes,
-    is_gone,
-    measurement_jobs,
-    seconds_a_token,
-    training_job,
-    trial_job,
-)
+from orchestrator.estimates import Times
+from orchestrator.jobs import Job, Known
 from orchestrator.study import Study
+from orchestrator.throughput import Speed
 from orchestrator.training.task import Task
 from orchestrator.trunks import Trunk
 from orchestrator.tuning import stage as tuning
+from orchestrator.tuning.groups import TrialJob
 from orchestrator.tuning.stage import Stage
 
 
@@ -48,6 +44,7 @@ class Plan:
     trunks: tuple[tuple[Trunk, ...], ...] = ()
     separate: str | None = None
     tuning: Stage | None = None
+    device: Device = field(default_factory=Device)
 
     @property
     def missing(self) -> int:
@@ -62,12 +59,14 @@ class Plan:
         return {
             "tokens": sum(job.tokens for job in self.jobs),
             "tokens_if_separate": sum(
-                budgets[job.cell_id] if self._before(job) else job.tokens for job in self.jobs if job.kind != "trunk"
+                budgets[job.cell_id] if self.before(job) else job.tokens for job in self.jobs if job.kind != "trunk"
             ),
             "flops": sum(job.flops for job in self.jobs),
             "device_hours": None if work is None else work / 3600,
-            "price": None,
+            "price": None if work is None or self.device.price is None else work / 3600 * self.device.price,
             "disk_bytes": self.disk_bytes,
+            "memory_bytes": max((job.memory_bytes for job in self.jobs), default=0.0),
+            "seconds_sources": dict(Counter(job.seconds_source for job in self.jobs if job.seconds_source)),
             "makespan_lower_bound_s": None
             if work is None
             else max([work / self.slots, *scheduler.chains(self.jobs, known).values()]),
@@ -75,20 +74,6 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The document of `gridlaw plan --json`."""
-        jobs = [
-            {
-                "id": job.id,
-                "kind": job.kind,
-                "cell": job.cell_id,
-                "after": list(job.after),
-                "workers": job.workers,
-                "tokens": job.tokens,
-                "flops": job.flops,
-                "memory_bytes": job.memory_bytes,
-                "seconds": job.seconds,
-            }
-            for job in self.jobs
-        ]
         return {
             "study": self.study.name,
             "cells": [
@@ -100,8 +85,9 @@ class Plan:
                 }
                 for cell in self.cells
             ],
-            "jobs": jobs,
+            "jobs": [job.as_json() for job in self.jobs],
             "totals": self.totals(),
+            "device": {**asdict(self.device), "count": self.slots},
             "missing": self.missing,
             "changed": self.changed,
             "lost": list(self.lost),
@@ -148,44 +134,10 @@ class Plan:
     def task(self, job: Job) -> Task:
         """The order a gang gets for a job."""
         cell = self._cell[job.cell_id]
-        data = self.study.data[cell.data]
-        machine = self.study.machine
-        evaluate_at, checkpoint_at = self._measured_at(job, cell)
-        rate, before = self._rate(cell), self._before(job)
-        task = Task(
-            kind=job.kind,
-            job_id=job.id,
-            cell_id=cell.id,
-            folder=self.folder / "jobs" / (job.id if job.kind == "trunk" else cell.id),
-            model=cell.model,
-            data=data,
-            data_identity=cell.document["data"],
-            recipe=self.study.recipe if rate is None else self.study.recipe.at_rate(rate),
-            seed=cell.seed,
-            steps=job.steps,
-            schedule_steps=cell.steps,
-            measures=tuple((identity.of_measure(measure), measure) for measure in self.study.measures),
-            evaluate_at=evaluate_at,
-            checkpoint_at=checkpoint_at,
-            workers=job.workers,
-            zero_stage=machine.zero_stage,
-            micro_batch=machine.micro_batch,
-            threads=machine.threads,
-            recompute=machine.recompute,
-            log_every=machine.log_every,
-            trunk=self.folder / "jobs" / before.id if before else None,
-        )
+        rate = self._rate(cell)
+        recipe = self.study.recipe if rate is None else self.study.recipe.at_rate(rate)
+        task = jobs.task(self.study, self.folder, job, cell, recipe, self.before(job))
         return self.tuning.task(job.id, task) if self.tuning and job.kind == "tune" else task
-
-    def _measured_at(self, job: Job, cell: Cell) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(evaluate_at, checkpoint_at) of a job: a trunk's are those of all cells that leave at its end or later."""
-        evaluate, keep = set(), set()
-        for cell_id in self._trunk[job.id].cells if job.kind == "trunk" else (cell.id,):
-            other = self._cell[cell_id]
-            evaluate_at, checkpoint_at = self.study.evaluations.steps(other.steps, other.tokens_per_step)
-            evaluate |= {step for step in evaluate_at if step <= job.steps}
-            keep |= {step for step in checkpoint_at if step <= job.steps}
-        return tuple(sorted(evaluate)), tuple(sorted(keep))
 
     def _rate(self, cell: Cell) -> float | None:
         """The learning rate of a cell; None while its tuning is not over."""
@@ -193,7 +145,7 @@ class Plan:
             return self.tuning.rate_of(cell)
         return self.study.recipe_of(cell.arm, cell.size).learning_rate
 
-    def _before(self, job: Job) -> Trunk | None:
+    def before(self, job: Job) -> Trunk | None:
         """The trunk that a job starts from."""
         return self._trunk.get(job.after[0]) if job.after else None
 
@@ -212,12 +164,12 @@ class Plan:
         return {cell_id: trunk for line in self.trunks for trunk in line for cell_id in trunk.cells}
 
     @cached_property
-    def _cell(self) -> dict[str, Cell]:
-        return {cell.id: cell for cell in self.cells}
-
-    @cached_property
     def _trunk(self) -> dict[str, Trunk]:
         return {trunk.id: trunk for line in self.trunks for trunk in line}
+
+    @cached_property
+    def _cell(self) -> dict[str, Cell]:
+        return {cell.id: cell for cell in self.cells}
 
 
 def stored_document(root: Path, name: str) -> dict[str, Any]:
@@ -244,23 +196,31 @@ def make(
     known: Mapping[str, Known],
     earlier: Mapping[str, dict[str, Any]] | None = None,
     slots: int = 1,
+    speeds: Iterable[Speed] = (),
+    device: Device | None = None,
 ) -> Plan:
     """The jobs a study still needs.
 
     folder: STUDY_ROOT/NAME. known: job id → what the ledger says. earlier: cell id → what `ledger_row` wrote of the
-    cells seen before, to explain new identities. slots: devices that work at once. Raises InputError.
+    cells seen before, to explain new identities. slots: devices that work at once. speeds: the root's throughput
+    table. Raises InputError.
     """
     cells = expand(study)
     earlier = earlier or {}
     stage = tuning.of_study(study, folder)
+    device = device or Device()
     documents = {cell.id: cell.document for cell in cells} | (stage.documents(known) if stage else {})
-    paces = seconds_a_token(documents, earlier, known)
+    times = Times(
+        estimates.trained_paces(documents, earlier, known) if device.here else {},
+        throughput.on(speeds, device.name, device.threads),
+        device.flops,
+    )
     missing, measurements, changed = [], [], {}
     lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()
     lost = [
         job_id
         for job_id in (*(trunk.id for line in lines for trunk in line), *(cell.id for cell in cells))
-        if job_id in known and known[job_id].state == "finished" and is_gone(folder / "jobs" / job_id)
+        if job_id in known and known[job_id].state == "finished" and jobs.is_gone(folder / "jobs" / job_id)
     ]
     for cell in cells:
         state = known.get(cell.id)
@@ -269,7 +229,7 @@ def make(
         if state is None or cell.id in lost or state.state not in ("finished", "diverged"):
             missing.append(cell)
         elif state.state == "finished":
-            measurements += measurement_jobs(study, folder, cell)
+            measurements += jobs.of_measurements(study, folder, cell, times)
     begun = {cell.id for cell in missing if cell.id in known and known[cell.id].begun and cell.id not in lost}
     plan = trunks.branching(
         lines,
@@ -277,30 +237,31 @@ def make(
         [cell for cell in missing if cell.id not in begun],
         [job_id for job_id, job in known.items() if job.state == "finished" and job_id not in lost],
     )
-    before = plan.before.get
-    tuned = stage.waits_for if stage else lambda cell: ()
-    trials, gone = stage.to_run(missing, known, is_gone) if stage else ([], [])
+    by_id = {cell.id: cell for cell in cells}
+    trials, gone = stage.to_run(missing, known, jobs.is_gone) if stage else ([], [])
     lost += gone
-    jobs = [
-        *(trial_job(study, stage.cell_of(trial, cells), trial, paces) for trial in trials if stage),
-        *(
-            training_job(
-                study, "trunk", trunk.id, trunk.cell, trunk.steps, plan.before.get(trunk.id), paces, tuned(trunk.cell)
-            )
-            for trunk in plan.trunks
-        ),
-        *(
-            training_job(study, "train", cell.id, cell, cell.steps, before(cell.id), paces, tuned(cell))
-            for cell in missing
-        ),
+
+    def training(kind: Literal["train", "trunk"], job_id: str, cell: Cell, steps: int, ids: Iterable[str]) -> Job:
+        sharing, tuned = [by_id[cell_id] for cell_id in ids], stage.waits_for(cell) if stage else ()
+        return jobs.of_training(study, kind, job_id, cell, steps, plan.before.get(job_id), sharing, times, tuned)
+
+    def trial(planned: TrialJob, stage: Stage) -> Job:
+        measure = stage.by_name[planned.group].measure_id
+        return jobs.of_trial(study, stage.cell_of(planned, cells), planned, measure, times)
+
+    to_run = [
+        *(trial(planned, stage) for planned in trials if stage),
+        *(training("trunk", trunk.id, trunk.cell, trunk.steps, trunk.cells) for trunk in plan.trunks),
+        *(training("train", cell.id, cell, cell.steps, [cell.id]) for cell in missing),
         *measurements,
     ]
-    by_id = {cell.id: cell for cell in cells}
-    disk = sum(disk_bytes(study, by_id[job.cell_id], job) for job in jobs if job.kind != "measure")
+    disk = estimates.disk_bytes(study, by_id, to_run, slots)
     explained = {cell: why for cell, why in changed.items() if why}
     separate = trunks.why_not(len(study.budgets), study.recipe, study.machine.share_trunks, lines)
-    used = [job_id for job_id in lost if any(job.id == job_id for job in jobs)]
-    return Plan(study, folder, cells, tuple(jobs), disk, slots, explained, tuple(used), lines, separate, stage)
+    used = [job_id for job_id in lost if any(job.id == job_id for job in to_run)]
+    return Plan(
+        study, folder, cells, tuple(to_run), disk, slots, explained, tuple(used), lines, separate, stage, device
+    )
 
 
 def _nearest_change(cell: Cell, earlier: Mapping[str, dict[str, Any]]) -> list[str]:

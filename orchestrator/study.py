@@ -114,7 +114,8 @@ class Machine(BaseModel):
     ZeRO. micro_batch: sequences a worker puts through at once, None for its whole share. threads: of one worker.
     recompute: keep only each layer's input for the backward pass and run the layer again there: a third more FLOPs, a
     fraction of the memory, the same losses. share_trunks: whether budgets that differ in their decay alone train the
-    steps before it once.
+    steps before it once. keep_optimizer: whose optimizer state stays on disk once a job is finished: the trunks', from
+    which later budgets branch off, or everybody's. Weights of checkpoints always stay.
     """
 
     model_config = STRICT
@@ -126,6 +127,7 @@ class Machine(BaseModel):
     recompute: bool = False
     log_every: int = Field(default=10, gt=0)
     share_trunks: bool = True
+    keep_optimizer: Literal["trunks", "all"] = "trunks"
 
     def workers_of(self, size: str) -> int:
         return self.workers if isinstance(self.workers, int) else self.workers[size]
@@ -173,8 +175,8 @@ class Study(BaseModel):
     @field_validator("name")
     @classmethod
     def _is_free(cls, name: str) -> str:
-        if name in ("mlflow.db", "mlartifacts"):
-            raise ValueError(f"{name!r} is what MLflow's own files are called beside the studies; choose another")
+        if name in ("mlflow.db", "mlartifacts", "throughput.json"):
+            raise ValueError(f"{name!r} is what a file beside the studies is called; choose another")
         return name
 
     @field_validator("data", mode="before")

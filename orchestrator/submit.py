@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import plan as planning
+from orchestrator import throughput
+from orchestrator.devices import Device
 from orchestrator.errors import InputError
 from orchestrator.jobs import Known
 from orchestrator.ledger import Ledger
@@ -78,8 +80,11 @@ def run_states(
     }
 
 
-def make_plan(study: Study, root: Path, slots: int) -> Plan:
-    """The plan of a study in the light of what its ledger, if there is one, knows. Creates nothing."""
+def make_plan(study: Study, root: Path, slots: int, device: Device | None = None) -> Plan:
+    """The plan of a study in the light of what its ledger, if there is one, knows. Creates nothing.
+
+    device: what a worker runs on, None where time does not matter.
+    """
     folder = root / study.name
     known: dict[str, Known] = {}
     earlier: dict[str, dict[str, Any]] = {}
@@ -90,7 +95,7 @@ def make_plan(study: Study, root: Path, slots: int) -> Plan:
                 for job in ledger.snapshot().values()
             }
             earlier = ledger.cells()
-    return planning.make(study, folder, known, earlier, slots)
+    return planning.make(study, folder, known, earlier, slots, throughput.read(root) if device else (), device)
 
 
 def submit(

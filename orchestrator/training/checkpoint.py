@@ -6,7 +6,8 @@
                               COMMITTED             empty, written last
 
 Only the newest two keep the optimizer's state, so that a damaged newest one costs one interval and no more; older ones
-keep the weights for measures to come. All of this is plain data: nothing is unpickled but tensors and numbers.
+keep the weights for measures to come. A finished job keeps one state or none. All of this is plain data: nothing is
+unpickled but tensors and numbers.
 """
 
 import hashlib
@@ -85,10 +86,11 @@ def commit(
     _wait(workers)
 
 
-def latest_committed(root: Path) -> tuple[Checkpoint | None, list[str]]:
+def latest_committed(root: Path, end: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole and resumable, and what was skipped: "step-00000900 skipped: marker missing".
 
-    None only where no checkpoint was ever committed. Raises NoWholeCheckpoint where there are some and none will do.
+    end: a step at which weights alone will do, for nothing is left to train. None only where no checkpoint was ever
+    committed. Raises NoWholeCheckpoint where there are some and none will do.
     """
     skipped = []
     folders = _folders(root)
@@ -98,7 +100,7 @@ def latest_committed(root: Path) -> tuple[Checkpoint | None, list[str]]:
         except ValueError as error:
             skipped.append(f"{folder.name} skipped: {error}")
             continue
-        if checkpoint.resumable:
+        if checkpoint.resumable or checkpoint.step == end:
             return checkpoint, skipped
         skipped.append(f"{folder.name} skipped: weights only")
     if folders:
@@ -206,7 +208,13 @@ def _retire(root: Path, newest: int, keep: Collection[int]) -> None:
         step = int(folder.name.removeprefix("step-"))
         if step > newest or (step < newest and step not in keep):  # a later one is damaged: the resume went past it
             shutil.rmtree(folder)
-    for folder in _folders(root)[:-KEEP_OPTIMIZER_STATES]:
+    drop_optimizer_states(root, KEEP_OPTIMIZER_STATES)
+
+
+def drop_optimizer_states(root: Path, keep: int) -> None:
+    """Removes the optimizer state of all but the newest `keep` checkpoints; their weights stay."""
+    folders = _folders(root)
+    for folder in folders[: max(0, len(folders) - keep)]:
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
         except (OSError, ValueError):

@@ -121,9 +121,10 @@ class _Loss(nn.Module):
 class Engine:
     """A model under DeepSpeed at ZeRO stage 0, 1 or 2, stepped by a whole batch at a time.
 
-    Weights, gradients and optimizer state stay float32; "bfloat16" runs the forward pass under autocast. Raises
-    InputError where recipe, workers and micro-batch do not go together, and `step` raises RuntimeError where Muon turns
-    out not to orthogonalise.
+    Weights, gradients and optimizer state stay float32; "bfloat16" runs the forward pass under autocast. group_sizes:
+    elements of each parameter by optimizer group, in the order of the flat tensors that stages 1 and 2 share out.
+    Raises InputError where recipe, workers and micro-batch do not go together, and `step` raises RuntimeError where
+    Muon turns out not to orthogonalise.
     """
 
     def __init__(
@@ -157,9 +158,10 @@ class Engine:
             "gradient_clipping": recipe.clip or 0.0,  # DeepSpeed's default is 1.0
             "steps_per_print": None,
         }
-        self._engine, *_ = deepspeed.initialize(
-            model=_Loss(model, recipe), optimizer=_optimizer(model, recipe, zero_stage), config=config
-        )
+        optimizer = _optimizer(model, recipe, zero_stage)
+        # Before DeepSpeed puts flat shares in their place. Its Muon sorts a group's parameters: this is their order.
+        self.group_sizes = [[parameter.numel() for parameter in group["params"]] for group in optimizer.param_groups]
+        self._engine, *_ = deepspeed.initialize(model=_Loss(model, recipe), optimizer=optimizer, config=config)
         self._watch = MuonWatch(model, recipe) if recipe.optimizer == "muon" else None
 
     def step(self, batch_BT1: np.ndarray, factor: float) -> float:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from orchestrator.errors import InputError
 from orchestrator.identity import differences, of_data
 from orchestrator.measure import Measure, Measurement
 from orchestrator.record import RecordWriter
-from orchestrator.training import checkpoint
+from orchestrator.training import checkpoint, shares
 from orchestrator.training.checkpoint import Checkpoint
 from orchestrator.training.engine import Engine, from_first_rank
 from orchestrator.training.task import Outcome, Task
@@ -63,7 +63,7 @@ class _Training:
         self.train_s = self.measure_s = 0.0
 
         from_first_rank(self._branch_off, task.workers)
-        found, skipped = from_first_rank(lambda: checkpoint.latest_committed(self.root), task.workers)
+        found, skipped = from_first_rank(lambda: checkpoint.latest_committed(self.root, task.steps), task.workers)
         self.model = build(task.model, task.seed, device)
         if found:
             _check_fits(found, task)
@@ -78,8 +78,8 @@ class _Training:
             recompute=task.recompute,
             device=device,
         )
-        if found:
-            self.engine.load_optimizer_state(checkpoint.load_optimizer_state(found, rank))
+        if found and found.resumable:
+            self.engine.load_optimizer_state(_optimizer_state(found, task, self.engine, rank))
         self.start = found.step if found else 0
         self.record = RecordWriter(task.folder / "record.jsonl", self.tokens_per_step) if rank == 0 else None
         if self.record:
@@ -178,6 +178,8 @@ class _Training:
             if not (state == "finished" and self.record.last_event == "finished"):
                 self.record.event(step, state, cause)
             self.record.sync()
+            if state == "finished":
+                checkpoint.drop_optimizer_states(self.root, 1 if self.task.keep_state else 0)
             record.to_parquet(self.task.folder / "record.jsonl", self.task.folder / "record.parquet")
         busy_s = self.train_s + self.measure_s
         return Outcome(state, cause, step * self.tokens_per_step, busy_s, self.train_s, self.measure_s)
@@ -193,17 +195,20 @@ def _check_data(task: Task) -> None:
 
 
 def _check_fits(found: Checkpoint, task: Task) -> None:
-    """Above ZeRO stage 0 each rank holds a share of the optimizer state; other shares cannot be made of them."""
+    """Stage 0 and those above it step with optimizers of other kinds, whose states are not made of one another."""
     if found.zero_stage != task.zero_stage:
         raise InputError(
             f"machine.zero_stage: {task.zero_stage}, but {found.folder} was saved at stage {found.zero_stage}; "
             f"set it back to {found.zero_stage} to go on"
         )
-    if found.zero_stage > 0 and found.workers != task.workers:
-        raise InputError(
-            f"machine.workers: {task.workers}, but {found.folder} was saved by {found.workers} workers at ZeRO stage "
-            f"{found.zero_stage}; set workers to {found.workers} to go on"
-        )
+
+
+def _optimizer_state(found: Checkpoint, task: Task, engine: Engine, rank: int) -> dict[str, Any]:
+    """The state this rank goes on with, cut anew where other workers saved it."""
+    if found.zero_stage == 0 or found.workers == task.workers:
+        return checkpoint.load_optimizer_state(found, rank)
+    saved = [checkpoint.load_optimizer_state(found, other) for other in range(found.workers)]
+    return shares.reshare(saved, engine.group_sizes, rank, task.workers)
 
 
 def _evaluate(measure: Measure, model: LanguageModel, task: Task) -> Measurement:

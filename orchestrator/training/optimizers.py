@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
+from model.cost import STACK_ELEMENTS
 from model.groups import matrices, others
 from model.lm import LanguageModel
 from orchestrator.recipe import Recipe
 
 Group = dict[str, Any]
-STACK_ELEMENTS = 2**24  # of matrices orthogonalised together: beyond some MB there is memory to lose, no time to gain
 
 
 def parameter_groups(model: LanguageModel, recipe: Recipe) -> list[Group]:

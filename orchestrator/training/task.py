@@ -22,7 +22,8 @@ class Task:
     evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
     micro_batch: sequences a worker puts through at once; None for all of its share. recompute: layers run again in the
     backward pass instead of keeping their activations. log_every: steps.
-    trunk: folder of the finished trunk that a job without checkpoints of its own starts from.
+    trunk: folder of the finished trunk that a job without checkpoints of its own starts from. keep_state: whether the
+    newest optimizer state stays once the job is finished.
     """
 
     kind: Literal["train", "trunk", "tune", "measure"]
@@ -46,6 +47,7 @@ class Task:
     log_every: int = 10
     schedule_steps: int | None = None
     trunk: Path | None = None
+    keep_state: bool = True
 
 
 @dataclass(frozen=True)

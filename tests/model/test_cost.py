@@ -134,7 +134,8 @@ def test_memory_adds_state_activations_and_logits():
     assert got.activations == (32 * 384 + 4 * 128 + 4 * 6) * 16_384 * 10
     assert memory(config, "muon", 1, precision="bfloat16", recompute=True).activations == 2 * 384 * 16_384 * 10
     assert memory(config, "muon", 1).activations == 2 * got.activations
-    assert got.total == got.state + got.activations + got.logits
+    assert got.total == got.state + got.activations + got.logits + got.working
+    assert got.working == 2 * 16_384 * 4 * (960 + 384) + 16 * counts.matrices
     assert got.logits < 16_384 * 32_000 * 8
 
 
