@@ -18,7 +18,8 @@ WORKER_BYTES = 6e8
 
 
 def device_here(study: Study, slots: int, gpus: int | None, flops: float | None, price: float | None) -> Device:
-    """A device of this machine with its share of the memory. flops: what it is taken to sustain, None for unknown."""
+    """A device of this machine with its share of the memory. slots: workers at once on it. flops: what it is taken to
+    sustain, None for unknown."""
     threads = study.machine.threads
     if gpus_of(gpus):
         import torch
@@ -59,14 +60,16 @@ def calibrate(study: Study, root: Path, slots: int, gpus: int | None, console: C
     cells = {cell.id: cell for cell in expand(study)}
     planned = make_plan(study, root, slots)
     models = calibration.distinct(study, [cells[job.cell_id] for job in planned.jobs])
+    beside = min(slots, sum(job.workers for job in planned.jobs))
     for number, cell in enumerate(models, 1):
         label = f"{cell.arm} {cell.size} ({number} of {len(models)})"
         if calibration.too_large(study, cell, torch_device):
             console.print(f"{label}: a step takes too long here; say --device-flops and --mfu", soft_wrap=True)
             continue
-        speed = calibration.measure(study, cell, torch_device, name)
+        speed = calibration.measure(study, cell, torch_device, name, root, beside)
         throughput.add(root, [speed])
-        console.print(f"{label}: {speed.tokens_per_second:,.0f} tokens/s over {speed.steps} steps", soft_wrap=True)
+        said = f"{speed.tokens_per_second:,.0f} tokens/s over {speed.steps} steps, {speed.beside} workers at once"
+        console.print(f"{label}: {said}", soft_wrap=True)
 
 
 def _cpu() -> str:

@@ -1,10 +1,16 @@
 """A few real training steps of each model of a plan, timed. Imports torch and DeepSpeed; planning alone does not."""
 
+import multiprocessing
 import statistics
+import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +24,26 @@ from orchestrator.errors import InputError
 from orchestrator.study import Study
 from orchestrator.throughput import Speed
 
-WARM_UP = 2
 STEPS_S = 2.0  # of timed steps a model
 MOST_STEPS = 50
+CALLS_S = 1.0  # of a measure
+MOST_CALLS = 10
 # A step above this takes minutes: half a minute a step on a core of a CPU, or on a GPU.
 MOST_FLOPS = {"cpu": 6e11, "cuda": 1e16}
+
+
+class _Fault(Exception):
+    """What went wrong in another process, in one line."""
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds of one process: from the job to its first step, each step, each measure by identity, a checkpoint."""
+
+    start: float
+    steps: list[float]
+    measures: dict[str, float]
+    commit: float
 
 
 def distinct(study: Study, cells: Iterable[Cell]) -> list[Cell]:
@@ -39,62 +60,150 @@ def too_large(study: Study, cell: Cell, device: str) -> bool:
     return cost.training_flops(cell.model, tokens, study.machine.recompute) > MOST_FLOPS[torch.device(device).type]
 
 
-def measure(study: Study, cell: Cell, device: str, name: str) -> Speed:
-    """The speed of one worker on a cell's training, warm-up left out, and the seconds of each measure.
+def measure(study: Study, cell: Cell, device: str, name: str, root: Path, beside: int = 1) -> Speed:
+    """The speed of one worker on a cell's training, and the seconds of each measure and of a checkpoint under `root`.
 
-    device: "cpu" or "cuda"; name: what the table calls it. Raises InputError where a step or a measure fails.
+    device: "cpu" or "cuda"; name: what the table calls it. beside: workers that a run keeps at work at once; on a CPU,
+    whose memory and caches they share, as many are timed together. Raises InputError where a step, a measure or a
+    checkpoint fails.
     """
-    from orchestrator.training.engine import Engine
-
-    machine, data = study.machine, study.data[cell.data]
-    share = study.recipe.batch_size // machine.workers_of(cell.size)
-    recipe = study.recipe.model_copy(update={"batch_size": share})
-    with _alone(machine.threads):
-        try:
-            model = build(cell.model, cell.seed, device)
-            engine = Engine(
-                model,
-                recipe,
-                zero_stage=machine.zero_stage,
-                micro_batch=machine.micro_batch,
-                recompute=machine.recompute,
-                device=device,
-            )
-            steps: list[float] = []
-            while len(steps) < WARM_UP + MOST_STEPS and (len(steps) <= WARM_UP or sum(steps[WARM_UP:]) < STEPS_S):
-                began = time.perf_counter()
-                engine.agree(engine.step(data.batch(cell.seed, len(steps), engine.rows), 1.0), False, False)
-                steps.append(time.perf_counter() - began)
-            engine.close()
-            seconds = _time_measures(study, model, data)
-        except Exception as error:
-            reason = next(iter(str(error).splitlines()), "")
-            raise InputError(f"--calibrate: {cell.arm} {cell.size}: {type(error).__name__}: {reason}") from error
-    timed = steps[WARM_UP:]
+    beside = beside if device == "cpu" else 1
+    what = f"--calibrate: {cell.arm} {cell.size}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".calibration-", dir=root) as folder:
+            if beside == 1:
+                timed = [_time(study, cell, device, Path(folder), lambda: None)]
+            else:
+                timed = _together(beside, lambda number, wait: _time(study, cell, device, Path(folder, number), wait))
+    except _Fault as fault:
+        raise InputError(f"{what}: {fault}") from None
+    except Exception as error:
+        raise InputError(f"{what}: {_reason(error)}") from error
+    steps = [seconds for one in timed for seconds in one.steps]
+    share = study.recipe.batch_size // study.machine.workers_of(cell.size)
     return Speed(
         key=throughput.key(study, cell),
         params=cell.params,
         device=name,
-        threads=machine.threads,
-        tokens_per_second=share * data.context / statistics.median(timed),
-        steps=len(timed),
-        measure_seconds=seconds,
-        kernels=_kernels(cell.model, recipe.precision, device),
+        threads=study.machine.threads,
+        tokens_per_second=share * study.data[cell.data].context / statistics.fmean(steps),
+        steps=len(steps),
+        measure_seconds={key: statistics.fmean(one.measures[key] for one in timed) for key in timed[0].measures},
+        kernels=_kernels(cell.model, study.recipe.precision, device),
         torch=torch.__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        start_seconds=statistics.fmean(one.start for one in timed),
+        commit_seconds=statistics.fmean(one.commit for one in timed),
+        beside=beside,
     )
 
 
+def _together(count: int, work: Callable[[str, Callable[[], Any]], _Timed]) -> list[_Timed]:
+    """`work`(number, wait) in as many processes, each of which goes on from wait() when all have come to it.
+
+    Forked, so that a study's own classes need no pickling. Raises _Fault with what failed.
+    """
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(count)
+
+    def serve(number: int, end: Any) -> None:
+        try:
+            end.send(work(str(number), barrier.wait))
+        except threading.BrokenBarrierError:  # another one has failed, and says how
+            end.send(None)
+        except Exception as error:
+            barrier.abort()
+            end.send(_reason(error))
+
+    answers, processes = [], []
+    for number in range(count):
+        ours, theirs = context.Pipe(duplex=False)
+        processes.append(context.Process(target=serve, args=(number, theirs), daemon=True))
+        processes[-1].start()
+        theirs.close()
+        answers.append(ours)
+    told: list[Any] = []
+    for answer, process in zip(answers, processes, strict=True):
+        try:
+            told.append(answer.recv())
+        except EOFError:
+            barrier.abort()
+            process.join()
+            told.append(f"a process ended with exit code {process.exitcode}; give fewer --cpus if memory ran out")
+    for process in processes:
+        process.join()
+    for one in told:
+        if isinstance(one, str):
+            raise _Fault(one)
+    return told
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def _time(study: Study, cell: Cell, device: str, folder: Path, wait: Callable[[], Any]) -> _Timed:
+    """What a warm worker takes for the parts of a job. wait: called where all workers should have come this far."""
+    from orchestrator.training import checkpoint
+    from orchestrator.training.engine import Engine
+
+    machine, data = study.machine, study.data[cell.data]
+    share = study.recipe.batch_size // machine.workers_of(cell.size)
+    make = partial(
+        Engine,
+        recipe=study.recipe.model_copy(update={"batch_size": share}),
+        zero_stage=machine.zero_stage,
+        micro_batch=machine.micro_batch,
+        recompute=machine.recompute,
+        device=device,
+    )
+
+    def step(engine: Engine, number: int) -> float:
+        began = time.perf_counter()
+        engine.agree(engine.step(data.batch(cell.seed, number, engine.rows), 1.0), False, False)
+        return time.perf_counter() - began
+
+    with _alone(machine.threads):
+        cold = make(build(cell.model, cell.seed, device))  # what a process does once is no job's
+        step(cold, 0)
+        cold.close()
+        del cold
+        began = time.perf_counter()
+        model = build(cell.model, cell.seed, device)
+        engine = make(model)
+        built = time.perf_counter() - began
+        first = step(engine, 0)
+        wait()
+        steps: list[float] = []
+        while not steps or (len(steps) < MOST_STEPS and sum(steps) < STEPS_S):
+            steps.append(step(engine, len(steps) + 1))
+        wait()
+        measures = _time_measures(study, model, data)
+        for number in range(2):  # the first also makes the folders
+            wait()
+            began = time.perf_counter()
+            state = engine.optimizer_state()
+            checkpoint.commit(
+                folder, number, model, state, rank=0, workers=1, zero_stage=machine.zero_stage, keep=()
+            )  # fmt: skip
+            committed = time.perf_counter() - began
+        engine.close()
+    return _Timed(built + max(0.0, first - statistics.fmean(steps)), steps, measures, committed)
+
+
 def _time_measures(study: Study, model: LanguageModel, data: Any) -> dict[str, float]:
-    """The second call of each: the first also draws the held-out text."""
+    """The mean call of each but for the first, which also draws the held-out text."""
     model.eval()
     seconds = {}
     with torch.no_grad():
         for one in study.measures:
             one(model, data)
-            began = time.perf_counter()
-            one(model, data)
-            seconds[identity.of_measure(one)] = time.perf_counter() - began
+            began, calls = time.perf_counter(), 0
+            while calls == 0 or (calls < MOST_CALLS and time.perf_counter() - began < CALLS_S):
+                one(model, data)
+                calls += 1
+            seconds[identity.of_measure(one)] = (time.perf_counter() - began) / calls
     return seconds
 
 

@@ -10,6 +10,7 @@ from orchestrator import throughput
 from orchestrator.cells import Cell
 from orchestrator.study import Study
 from orchestrator.throughput import Speed
+from orchestrator.training.task import SAVE_EVERY_S
 
 if TYPE_CHECKING:
     from orchestrator.jobs import Job, Known
@@ -31,12 +32,13 @@ class Times:
     flops: float | None = None
 
     def of_training(
-        self, study: Study, cell: Cell, tokens: int, evaluations: int, measures: Collection[str]
+        self, study: Study, cell: Cell, tokens: int, evaluations: int, checkpoints: int, measures: Collection[str]
     ) -> Seconds:
-        """Seconds of a gang that trains `tokens` tokens of a cell and so often takes `measures` (identities).
+        """Seconds of a gang that trains `tokens` tokens of a cell, takes `measures` (identities) at each evaluation and
+        keeps so many checkpoints.
 
-        Calibrated and estimated ones know nothing of what workers of a gang wait for each other, estimated ones nothing
-        of measures.
+        Trained ones leave out start and checkpoints, which are not busy seconds of the ledger; calibrated and estimated
+        ones what workers of a gang wait for each other; estimated ones all but the steps.
         """
         workers = study.machine.workers_of(cell.size)
         pace = self.trained.get(model_key(cell.document))
@@ -46,8 +48,9 @@ class Times:
         if speed is not None:
             measuring = throughput.measured_seconds(speed, measures)
             if measuring is not None:
-                together = speed.tokens_per_second * workers
-                return tokens / together + evaluations * measuring, "calibrated"
+                training = tokens / (speed.tokens_per_second * workers) + evaluations * measuring
+                commits = max(checkpoints, training // SAVE_EVERY_S)
+                return speed.start_seconds + training + commits * speed.commit_seconds, "calibrated"
         if self.flops:
             flops = cost.training_flops(cell.model, tokens, study.machine.recompute)
             return flops / (self.flops * workers), "estimated"

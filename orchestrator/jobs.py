@@ -113,7 +113,8 @@ def _training(
     start = before.steps if before else 0
     tokens = (steps - start) * cell.tokens_per_step
     evaluations = sum(step > start for step in {*evaluate_at, *checkpoint_at})
-    seconds, source = times.of_training(study, cell, tokens, evaluations, measures)
+    checkpoints = sum(step > start for step in {*checkpoint_at, steps})
+    seconds, source = times.of_training(study, cell, tokens, evaluations, checkpoints, measures)
     return Job(
         id=job_id,
         kind=kind,

@@ -16,11 +16,12 @@ FILE = "throughput.json"
 
 @dataclass(frozen=True)
 class Speed:
-    """One worker of one setting on one device, alone on it.
+    """One worker of one setting on one device.
 
-    key: of what is trained (`key`). params: of the model, for readers. tokens_per_second: median over `steps` steps.
-    measure_seconds: measurement identity → seconds a call. kernels: in the order of the layers, each
-    once. date: ISO 8601, UTC.
+    key: of what is trained (`key`). params: of the model, for readers. tokens_per_second: mean over `steps` steps of
+    `beside` workers at once. measure_seconds: measurement identity → seconds a call. kernels: in the order of the
+    layers, each once. date: ISO 8601, UTC. start_seconds: from a job to its first step, what that step takes more than
+    others included. commit_seconds: of a checkpoint with optimizer state.
     """
 
     key: str
@@ -33,6 +34,9 @@ class Speed:
     kernels: list[str]
     torch: str
     date: str
+    start_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    beside: int = 1
 
 
 def key(study: Study, cell: Cell) -> str:

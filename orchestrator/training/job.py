@@ -17,9 +17,7 @@ from orchestrator.record import RecordWriter
 from orchestrator.training import checkpoint, shares
 from orchestrator.training.checkpoint import Checkpoint
 from orchestrator.training.engine import Engine, from_first_rank
-from orchestrator.training.task import Outcome, Task
-
-SAVE_EVERY_S = 30.0  # of work that a kill may cost
+from orchestrator.training.task import SAVE_EVERY_S, Outcome, Task
 
 
 def run(

@@ -9,6 +9,8 @@ from orchestrator.data.stream import Data
 from orchestrator.measure import Measure
 from orchestrator.recipe import Recipe
 
+SAVE_EVERY_S = 30.0  # of work that a kill may cost
+
 
 @dataclass(frozen=True)
 class Task:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from experiments import show
 from experiments.command import app
+from experiments.doctor import usable_cpus
 from experiments.limits import as_bytes
 from orchestrator import plan
 from orchestrator.data.recall import RecallLanguage
@@ -119,11 +120,15 @@ def test_calibrated_once_a_plan_knows_its_time(study: Path) -> None:
     got = document(study, "--calibrate")
     assert got["totals"]["seconds_sources"] == {"calibrated": 4}
     assert not (study.parent / "root" / "tiny").exists()
+    slots = min(4, usable_cpus())
     table = json.loads((study.parent / "root" / "throughput.json").read_text())
     assert [entry["kernels"] for entry in table] == [["causal"], ["blocks", "causal"]]
     assert all(entry["device"].startswith("CPU") and entry["threads"] == 1 and entry["date"] for entry in table)
     speed, (measuring,) = table[0]["tokens_per_second"], table[0]["measure_seconds"].values()
-    assert got["jobs"][0]["seconds"] == pytest.approx(25600 / speed + 17 * measuring, rel=0.1)
+    assert all(entry["beside"] == slots and entry["commit_seconds"] > 0 for entry in table)
+    # 100 steps, an evaluation each 6 of them and one at the end; 6 of the checkpoints are kept.
+    around = table[0]["start_seconds"] + 6 * table[0]["commit_seconds"]
+    assert got["jobs"][0]["seconds"] == pytest.approx(around + 25600 / speed + 17 * measuring)
     later = document(study)
     assert later["jobs"] == got["jobs"], "what was timed is used without timing again"
     assert document(study, "--device", "A100")["totals"]["seconds_sources"] == {"estimated": 4}

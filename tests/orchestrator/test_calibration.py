@@ -1,5 +1,6 @@
 """What is timed and what is left out; the command's test times a real study."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_study import Noise
 from test_trunks import STEP, grid
 
-from orchestrator import calibration, plan, throughput
+from orchestrator import calibration, identity, plan, throughput
 from orchestrator.errors import InputError
 from orchestrator.study import PAPER_SIZES, Arm, Machine
 
@@ -38,7 +39,20 @@ def test_what_would_take_minutes_is_not_timed() -> None:
     assert calibration.too_large(large, plan.make(large, Path("none"), {}).cells[0], "cpu")
 
 
-def test_a_fault_in_a_step_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("beside", [1, 2])
+def test_as_many_are_timed_together_as_run_at_once(tmp_path: Path, beside: int) -> None:
+    study = grid((10 * STEP,), recipe={"batch_size": 4})
+    cell = plan.make(study, Path("none"), {}).cells[0]
+    speed = calibration.measure(study, cell, "cpu", "CPU x", tmp_path / "root", beside)
+    assert speed.key == throughput.key(study, cell) and speed.beside == beside
+    assert beside <= speed.steps <= beside * calibration.MOST_STEPS
+    assert speed.tokens_per_second > 0 and speed.start_seconds > 0 and speed.commit_seconds > 0
+    assert list(speed.measure_seconds) == [identity.of_measure(study.measures[0])]
+    assert list((tmp_path / "root").iterdir()) == [], "checkpoints that were timed are gone"
+
+
+@pytest.mark.parametrize("beside", [1, 2])
+def test_a_fault_in_a_step_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: int) -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("no such batch\nat all")
 
@@ -46,4 +60,14 @@ def test_a_fault_in_a_step_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = plan.make(study, Path("none"), {}).cells[0]
     monkeypatch.setattr(Noise, "batch", fail)
     with pytest.raises(InputError, match=r"^--calibrate: full tiny: RuntimeError: no such batch$"):
-        calibration.measure(study, cell, "cpu", "CPU x")
+        calibration.measure(study, cell, "cpu", "CPU x", tmp_path, beside)
+
+
+def test_a_process_that_dies_is_no_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    study = grid((10 * STEP,))
+    cell = plan.make(study, Path("none"), {}).cells[0]
+    monkeypatch.setattr(Noise, "batch", lambda *args: os._exit(9))
+    with pytest.raises(
+        InputError, match=r"^--calibrate: full tiny: a process ended with exit code 9; give fewer --cpus"
+    ):
+        calibration.measure(study, cell, "cpu", "CPU x", tmp_path, 2)

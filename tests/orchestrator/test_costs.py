@@ -51,6 +51,11 @@ def test_seconds_come_from_the_nearest_measurement() -> None:
     assert seconds(study, {}, [], flops) == [("estimated", estimated)] * 2
     calibrated = 10 * STEP / 100 + 2 * 0.5
     assert seconds(study, {}, [speed(study)], flops) == [("calibrated", calibrated)] * 2
+    slow = speed(study, start_seconds=3.0, commit_seconds=2.0)
+    assert seconds(study, {}, [slow], flops) == [("calibrated", calibrated + 3 + 2)] * 2, "one checkpoint is kept"
+    slower = speed(study, tokens_per_second=1.0, commit_seconds=2.0)
+    saved = (10 * STEP + 2 * 0.5) // 30
+    assert seconds(study, {}, [slower], flops) == [("calibrated", 10 * STEP + 2 * 0.5 + 2 * saved)] * 2
     assert seconds(study, {}, [speed(study, threads=2)], here) == [(None, None)] * 2
     assert seconds(study, {}, [speed(study, measure_seconds={})], here) == [(None, None)] * 2
     assert seconds(study, {}, [speed(study, "CPU y")], here) == [(None, None)] * 2
