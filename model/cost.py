@@ -144,8 +144,7 @@ class Memory:
     there for a moment: gradients inside the widest MLP, matrices that Muon orthogonalises together.
 
     On a CPU in float32 the peak of real steps was 0.99 times the total where states outweigh and 1.16 where activations
-    do (0.7 GB each); tests/orchestrator/test_memory.py holds it to 0.85 to 1.4. In bfloat16 activations are those of
-    GPU kernels: on a CPU they stay float32 in places and take about twice that.
+    do (0.7 GB each), in bfloat16 1.09 times; tests/orchestrator/test_memory.py holds it to 0.85 to 1.4.
     """
 
     state: float
@@ -166,17 +165,19 @@ def memory(
     workers: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32",
     recompute: bool = False,
+    cpu: bool = False,
 ) -> Memory:
     """Memory a device while `sequences` training sequences pass through it at once.
 
     optimizer: what steps the matrices inside layers; AdamW steps the rest. Activations about 32d + 4·kv_width + 4·heads
-    bytes a token and layer in bfloat16, twice that in float32; 2d (4d) where the forward is recomputed.
+    bytes a token and layer in bfloat16, twice that in float32; 2d (4d) where the forward is recomputed. cpu: whether
+    that is the device: there bfloat16 has float32 beside it and saves nothing.
     """
     counts = parameters(config)
     state = counts.matrices * bytes_per_parameter(optimizer, zero_stage, workers)
     state += (counts.total - counts.matrices) * bytes_per_parameter("adamw", zero_stage, workers)
     tokens = sequences * config.context
-    wide = 2 if precision == "float32" else 1
+    wide = 2 if precision == "float32" or cpu else 1
     kept = 2 * config.d_model
     if not recompute:
         kept = 32 * config.d_model + 4 * config.n_kv_heads * config.head_dim + 4 * config.n_heads

@@ -42,6 +42,10 @@ class Device:
     here: bool = True
     price: float | None = None
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.name.startswith("CPU")
+
 
 def elsewhere(name: str, precision: Precision, mfu: float, price: float | None) -> Device:
     """A named device that is not here, at a share `mfu` of its peak. Raises InputError for a name that is not known."""

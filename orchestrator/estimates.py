@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from model import cost
 from orchestrator import throughput
 from orchestrator.cells import Cell
+from orchestrator.devices import Device
 from orchestrator.study import Study
 from orchestrator.throughput import Speed
 from orchestrator.training.task import SAVE_EVERY_S
@@ -24,12 +25,12 @@ class Times:
     """What is known of speed, the best first.
 
     trained: seconds a token of a gang, measures included, by `model_key`. calibrated: one worker's speed by
-    `throughput.key`. flops: FLOP/s that a device is taken to sustain, None where that is not said.
+    `throughput.key`. device: whose FLOP/s, where they are said, are the last resort.
     """
 
     trained: Mapping[str, float] = field(default_factory=dict)
     calibrated: Mapping[str, Speed] = field(default_factory=dict)
-    flops: float | None = None
+    device: Device = field(default_factory=Device)
 
     def of_training(
         self, study: Study, cell: Cell, tokens: int, evaluations: int, checkpoints: int, measures: Collection[str]
@@ -51,9 +52,9 @@ class Times:
                 training = tokens / (speed.tokens_per_second * workers) + evaluations * measuring
                 commits = max(checkpoints, training // SAVE_EVERY_S)
                 return speed.start_seconds + training + commits * speed.commit_seconds, "calibrated"
-        if self.flops:
+        if self.device.flops:
             flops = cost.training_flops(cell.model, tokens, study.machine.recompute)
-            return flops / (self.flops * workers), "estimated"
+            return flops / (self.device.flops * workers), "estimated"
         return None, None
 
     def of_measuring(self, study: Study, cell: Cell, measurements: Collection[str], checkpoints: int) -> Seconds:
@@ -84,7 +85,7 @@ def model_key(document: Mapping[str, Any]) -> str:
     return json.dumps(document["model"], sort_keys=True)
 
 
-def worker_memory(study: Study, cell: Cell) -> float:
+def worker_memory(study: Study, cell: Cell, device: Device) -> float:
     """Bytes one worker needs to train a cell."""
     machine, workers = study.machine, study.machine.workers_of(cell.size)
     return cost.memory(
@@ -95,6 +96,7 @@ def worker_memory(study: Study, cell: Cell) -> float:
         workers,
         study.recipe.precision,
         machine.recompute,
+        device.is_cpu,
     ).total
 
 

@@ -124,7 +124,7 @@ def _training(
         steps=steps,
         tokens=tokens,
         flops=cost.training_flops(cell.model, tokens, study.machine.recompute),
-        memory_bytes=estimates.worker_memory(study, cell),
+        memory_bytes=estimates.worker_memory(study, cell, times.device),
         seconds=seconds,
         seconds_source=source,
         evaluate_at=evaluate_at,

@@ -213,7 +213,7 @@ def make(
     times = Times(
         estimates.trained_paces(documents, earlier, known) if device.here else {},
         throughput.on(speeds, device.name, device.threads),
-        device.flops,
+        device,
     )
     missing, measurements, changed = [], [], {}
     lines = trunks.of_study(cells, study.recipe) if study.machine.share_trunks else ()

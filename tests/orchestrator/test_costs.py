@@ -74,6 +74,15 @@ def test_workers_of_a_gang_share_the_tokens() -> None:
     assert made.totals()["device_hours"] == pytest.approx(2 * 10 * STEP / 200 / 3600)
 
 
+def test_half_precision_saves_no_memory_on_a_cpu() -> None:
+    half = grid(recipe={"precision": "bfloat16"})
+    planned = [
+        plan.make(study, Path("none"), {}, device=Device(name)).jobs[0].memory_bytes
+        for study, name in ((grid(), "CPU x"), (half, "CPU x"), (half, "H100"))
+    ]
+    assert planned[0] == planned[1] > planned[2]
+
+
 def test_a_newer_speed_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     study = grid()
     throughput.add(tmp_path, [speed(study), speed(study, "CPU y")])

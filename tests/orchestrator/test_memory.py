@@ -69,7 +69,7 @@ def test_a_step_of_16384_tokens_fits_12_gib() -> None:
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory can be read here")
-@pytest.mark.parametrize("setting", ["states", "activations"])
+@pytest.mark.parametrize("setting", ["states", "activations", "bfloat16"])
 def test_the_peak_of_a_step_is_within_the_stated_tolerance(setting: str) -> None:
     """Of model states and of activations, one outweighs the other by ten times in each setting."""
     done = subprocess.run([sys.executable, PEAK, setting], capture_output=True, text=True, check=True)
