@@ -30,6 +30,8 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
+	$(BIN)/python -m experiments.bench_mixers
+	$(BIN)/python -m experiments.bench_hybrids
 	$(BIN)/python -m experiments.bench_training
 
 clean:

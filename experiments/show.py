@@ -92,6 +92,10 @@ def plan(document: Document) -> RenderableType:
         lines.append("time: not known for measurements on stored checkpoints")
     elif document["jobs"]:
         lines.append("time: not known before the first cell of each arm has run on this root")
+    residuals = {label: group[0]["layer_residual"] for label, group in groups.items() if group[0]["layer_residual"]}
+    if residuals:
+        apart = ", ".join(f"{label} {residual:+.2%}" for label, residual in residuals.items())
+        lines.append(f"parameters of a layer against full attention: {apart}")
     if document["lost"]:
         lines.append(f"{len(document['lost'])} finished cells have lost their files and train again")
     reasons = Counter("; ".join(why) for why in document.get("changed", {}).values())

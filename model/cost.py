@@ -85,11 +85,11 @@ def matched(config: ModelConfig) -> ModelConfig:
     Raises ValueError where a mixer alone has more, or where the nearest d_ff leaves more than 1% of the layer.
     """
     full = mixer_of(Layer("full")).parameters(config, Layer("full"))
+    whole = _layer_parameters(config, Layer("full"))
     step = _mlp_matrices(config, Layer("full", d_ff=1))
     layers = []
     for layer in config.layers:
         mixer = mixer_of(layer).parameters(config, layer)
-        whole = sum(full) + step * config.d_ff
         d_ff = round((whole - sum(mixer)) / step)
         if d_ff < 1 or abs(sum(mixer) + step * d_ff - whole) > whole / 100:
             raise ValueError(
@@ -98,6 +98,17 @@ def matched(config: ModelConfig) -> ModelConfig:
             )
         layers.append(layer if sum(mixer) == sum(full) else replace(layer, d_ff=d_ff))
     return replace(config, layers=tuple(layers))
+
+
+def layer_residual(config: ModelConfig) -> float:
+    """How far the parameters of a layer (mixer and MLP) are from those of a full-attention layer of the same decoder,
+    over the latter: of the layer that is furthest, with its sign; 0 where all have the same."""
+    whole = _layer_parameters(config, Layer("full"))
+    return max((_layer_parameters(config, layer) / whole - 1 for layer in config.layers), key=abs)
+
+
+def _layer_parameters(config: ModelConfig, layer: Layer) -> int:
+    return sum(mixer_of(layer).parameters(config, layer)) + _mlp_matrices(config, layer)
 
 
 def decoding_state(config: ModelConfig, length: int) -> int:

@@ -96,7 +96,7 @@ class Plan:
         ]
         return {
             "study": self.study.name,
-            "cells": [_row(cell) for cell in self.cells],
+            "cells": [{**_row(cell), "layer_residual": cost.layer_residual(cell.model)} for cell in self.cells],
             "jobs": jobs,
             "totals": self.totals(),
             "missing": self.missing,

@@ -3,6 +3,7 @@
 S ← e^{g_t} S;  u = β_t (v_t - Sᵀ k_t);  S ← S + k_t uᵀ;  o_t = Sᵀ q_t
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch.nn import functional as F
 
 from model.config import Layer, ModelConfig
 from model.draws import log_uniform_rate, matrix, step_bias, taps
-from model.mixers.chunks import HALF, decay_gradient, decays, join, split
+from model.mixers.chunks import HALF, Tiles, decay_gradient, decays_of, padded
 from model.mixers.convolution import CausalConvolution
 from model.mixers.mixer import Angles, Mixer, State, refuse_below_one
 from model.norms import RMSNorm, rms_norm
 
-CHUNK = 64
+CHUNK = 64  # the fastest of 16 to 256 measured on a CPU, within a tenth; what comes out does not depend on it
 L2_EPS = 1e-6
 
 
@@ -144,86 +145,110 @@ def chunked_gated_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """What `reference_gated_delta_rule` gives, by products over chunks of tokens."""
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        q, k, v, g, beta = (x.float() if x.dtype in HALF else x for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH))
+        q, k, v, g, beta = (padded(x, chunk) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH))
         if state_BHKV is None:
             state_BHKV = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
         out, state = _GatedDelta.apply(q, k, v, g, beta, state_BHKV, chunk)
-    return out.to(v_BTHV.dtype), state
+    return out[:, : v_BTHV.shape[1]].to(v_BTHV.dtype), state
 
 
 class _GatedDelta(Function):
-    """What the tokens of a chunk write, Y before β, depends on each other: Y = e^G K S + … is the triangular system
+    """What the tokens of a chunk write depends on each other. Before β it is Y_v - Y_k S, S its first state, and
 
-        (I + M β) Y = [V | e^G K],   M_ij = k_i·k_j e^{G_i - G_j} for j < i,
+        (I + M β) [Y_v | Y_k] = [V | e^G K],   M_ij = k_i·k_j e^{G_i - G_j} for j < i,
 
-    solved for both right sides at once, so that written = β (Y_v - Y_k S) once the chunk's first state S is known.
-    Given what is written, the rest is linear attention. The gradient is derived by hand: the one of a sum of g is
-    o·do - v·dv there too, and those of β and M come out of one solve with the transposed system.
+    a triangular system, solved with its unknowns as rows. Given what is written, the rest is linear attention. The
+    transposed system gives the gradients; they are derived by hand, and hold at β = 0 too.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        b, length, _, width = v.shape
-        ctx.shape = b, length
-        start, end, whole, between = decays(g, chunk)
-        q, k, v, beta = split(q, chunk), split(k, chunk), split(v, chunk), split(beta[..., None], chunk)
-        alike = (k @ k.mT).mul_(between)
-        solved = _solve(alike * beta.mT, torch.cat([v, k * start], -1), transposed=False)
-        values, keys = (solved * beta).split([width, k.shape[-1]], -1)
-        keys, ended = keys.contiguous(), k * end
-        written = values.contiguous()
-        states = state.new_empty(len(k) + 1, *state.flatten(0, 1).shape)
-        states[0] = state.flatten(0, 1)
-        for n in range(len(k)):
-            torch.baddbmm(written[n], keys[n], states[n], alpha=-1, out=written[n])
-            torch.baddbmm(states[n] * whole[n], ended[n].mT, written[n], out=states[n + 1])
-        weights = (q @ k.mT).mul_(between)
-        out = (weights @ written).add_((q * start) @ states[:-1])
-        ctx.save_for_backward(
-            q, k, v, beta, out, weights, alike, between, solved, keys, written, states, start, end, whole
-        )
-        return join(out, b, length), states[-1].view_as(state)
+        tiles, out = Tiles(v, chunk), torch.empty_like(v)
+        first = state.flatten(0, 1)
+        states = first.new_empty(tiles.chunks + 1, *first.shape)
+        states[0] = first
+        kept = []
+        for tile in tiles:
+            start, end, whole, between = decays_of(tiles.take(g[..., None], tile))
+            q_XCK, k_XCK, v_XCV = tiles.take(q, tile), tiles.take(k, tile), tiles.take(v, tile)
+            beta_XC1 = tiles.take(beta[..., None], tile)
+            alike = (k_XCK @ k_XCK.mT).mul_(between)
+            system = alike * beta_XC1.mT
+            values, keys = _solved(system, v_XCV), _solved(system, k_XCK * start)
+            written, deleted, ended = values * beta_XC1, keys * beta_XC1, k_XCK * end
+            over = whole.unflatten(0, (-1, len(first)))
+            for m, (value, key, last) in enumerate(_by_chunk(first, written, deleted, ended)):
+                now, after = states[tile.start + m], states[tile.start + m + 1]
+                value.baddbmm_(key, now, alpha=-1)
+                torch.mul(now, over[m], out=after).baddbmm_(last.mT, value)
+            weights = (q_XCK @ k_XCK.mT).mul_(between)
+            read = (q_XCK @ states[tile].flatten(0, 1)).mul_(start)
+            tiles.put(out, tile, read.baddbmm_(weights, written))
+            kept += [start, end, whole, between, alike, values, keys, written, weights]
+        ctx.save_for_backward(q, k, beta, states, *kept)
+        ctx.chunk = chunk
+        return out, states[-1].view(state.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, beta, out, weights, alike, between, solved, keys, written, states, start, end, whole = (
-            ctx.saved_tensors
-        )
-        b, length = ctx.shape
-        d_out = split(d_out, q.shape[2])
-        d_written, ended = weights.mT @ d_out, k * end
-        read = (q * start).mT @ d_out
-        after = torch.empty_like(states)
-        after[-1] = d_last.flatten(0, 1)
-        for n in reversed(range(len(k))):
-            torch.baddbmm(d_written[n], ended[n], after[n + 1], out=d_written[n])
-            torch.baddbmm(
-                torch.addcmul(read[n], after[n + 1], whole[n]), keys[n].mT, d_written[n], alpha=-1, out=after[n]
-            )
-        d_solved = torch.cat([d_written, d_written @ states[:-1].mT.neg()], -1)
-        # Before β: of the right sides d_right·β; of β itself the product with what was solved.
-        d_right = _solve(alike * beta, d_solved, transposed=True)
-        d_beta = (d_right * solved).sum(-1)
-        d_right *= beta
-        d_alike = (d_right @ (solved * beta).mT).mul_(between).tril_(-1).neg_()
-        d_v, d_k_right = d_right.split([v.shape[-1], k.shape[-1]], -1)
-        d_scores = (d_out @ written.mT).mul_(between)
-        d_q = (d_scores @ k).addcmul_(d_out @ states[:-1].mT, start)
-        d_k = (d_scores.mT @ q).add_((d_alike + d_alike.mT) @ k)
-        d_k.addcmul_(d_k_right, start).addcmul_(written @ after[1:].mT, end)
-        ends = (states[1:] * after[1:]).sum((2, 3))
-        d_g = decay_gradient((out * d_out).sum(-1).sub_((v * d_v).sum(-1)), ends, b, length)
-        d_q, d_k, d_v = join(d_q, b, length), join(d_k, b, length), join(d_v, b, length)
-        return d_q, d_k, d_v, d_g, join(d_beta[..., None], b, length).squeeze(-1), after[0].view_as(d_last), None
+        q, k, beta, states, *kept = ctx.saved_tensors
+        d_out = d_out.contiguous()
+        tiles, carried = Tiles(d_out, ctx.chunk), d_last.flatten(0, 1)
+        d_q, d_k, d_v, d_beta = (torch.empty_like(x) for x in (q, k, d_out, beta))
+        d_g = torch.empty_like(beta)
+        for tile in reversed(tiles):
+            *kept, start, end, whole, between, alike, values, keys, written, weights = kept
+            q_XCK, k_XCK = tiles.take(q, tile), tiles.take(k, tile)
+            beta_XC1, d_XCV = tiles.take(beta[..., None], tile), tiles.take(d_out, tile)
+            before, d_read = states[tile].flatten(0, 1), d_XCV * start
+            deleted, ended = keys * beta_XC1, k_XCK * end
+            over = whole.unflatten(0, (-1, len(carried)))
+            d_written = weights.mT @ d_XCV
+            after = q_XCK.mT @ d_read
+            chunks = list(enumerate(_by_chunk(carried, d_written, deleted, ended, after)))
+            for m, (d_value, key, last, d_state) in reversed(chunks):
+                d_value.baddbmm_(last, carried)
+                earlier = torch.addcmul(d_state, carried, over[m])
+                d_state.copy_(carried)
+                carried = earlier.baddbmm_(key.mT, d_value, alpha=-1)
+            # (I + M β)ᵀ x = gradients of β [Y_v | Y_k]; the products of x with what was solved are the gradient of β.
+            system = (alike * beta_XC1).mT
+            d_values = _solved(system, d_written, upper=True)
+            d_keys = _solved(system, d_written @ before.mT, upper=True).neg_()
+            tiles.put(d_beta[..., None], tile, (d_values * values).sum(2, True) + (d_keys * keys).sum(2, True))
+            d_values.mul_(beta_XC1)
+            d_keys.mul_(beta_XC1)
+            d_system = (d_values @ values.mT).baddbmm_(d_keys, keys.mT).mul_(-beta_XC1.mT)
+            d_system.diagonal(dim1=1, dim2=2).zero_()
+            tiles.put(d_v, tile, d_values)
+            d_start, d_end = d_keys.mul_(start), (written @ after.mT).mul_(end)
+            d_query, d_weights = d_read @ before.mT, d_XCV @ written.mT
+            reads = (d_query * q_XCK).sum(2).add_((d_start * k_XCK).sum(2))
+            d_whole = (before * after).sum((1, 2)).mul_(whole.flatten())
+            pairs = (d_weights * weights).addcmul_(d_system, alike)
+            tiles.put(d_g[..., None], tile, decay_gradient(pairs, reads, (d_end * k_XCK).sum(2), d_whole))
+            d_scores, d_alike = d_weights.mul_(between), d_system.mul_(between)
+            tiles.put(d_q, tile, d_query.baddbmm_(d_scores, k_XCK))
+            d_key = d_end.add_(d_start).baddbmm_(d_scores.mT, q_XCK)
+            tiles.put(d_k, tile, d_key.baddbmm_(d_alike, k_XCK).baddbmm_(d_alike.mT, k_XCK))
+        return d_q, d_k, d_v, d_g, d_beta, carried.view(d_last.shape), None
 
 
-def _solve(below: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    """x of (I + L) x = right, or of (I + L)ᵀ x = right; L what `below` has under its diagonal."""
-    system = below.mT if transposed else below
-    return torch.linalg.solve_triangular(system, right, upper=transposed, unitriangular=True)
+def _solved(system_XCC: Tensor, right_XCK: Tensor, upper: bool = False) -> Tensor:
+    """x of (I + L) x = right, L the system's part under its diagonal, or above it where `upper`.
+
+    Asked for transposed, for then what LAPACK takes and leaves column by column lies as everything else does.
+    """
+    solve = torch.linalg.solve_triangular
+    return solve(system_XCC.mT, right_XCK.mT, upper=not upper, left=False, unitriangular=True).mT
+
+
+def _by_chunk(state: Tensor, *parts_XCK: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The parts of each chunk of a tile, [P, C, K], as many as there are states."""
+    return zip(*(part.unflatten(0, (-1, len(state))).unbind() for part in parts_XCK), strict=True)
 
 
 def _shape(config: ModelConfig, layer: Layer) -> tuple[int, int, int, int]:

@@ -17,7 +17,7 @@ from model.mixers.mixer import Angles, Mixer, State, refuse_below_one
 from model.norms import RMSNorm
 from model.positions import rotate
 
-CHUNK = 64
+CHUNK = 64  # the fastest of 16 to 256 measured on a CPU, within a tenth; what comes out does not depend on it
 
 
 @dataclass(frozen=True)

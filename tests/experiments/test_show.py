@@ -118,3 +118,14 @@ def test_a_run_tells_where_it_is() -> None:
     told = show.event("retried", "swa-80", "the worker died", document([cell("swa-8", 0, "pending")]))
     assert told == "swa-8 seed 0 retried (0/1, about 20 min 34 s left): the worker died"
     assert show.event("stopping", None, "SIGINT: checkpointing 2 jobs", document([])).startswith("SIGINT")
+
+
+def test_a_plan_says_how_far_layers_are_from_full_attention() -> None:
+    arms = [cell("full", 0, "pending", layer_residual=0.0), cell("gdn", 0, "pending", layer_residual=-0.0012)]
+    totals = {"tokens": 0, "flops": 0, "disk_bytes": 0, "device_hours": None, "price": None}
+    planned = {"study": "arms", "jobs": [], "totals": totals, "missing": 0, "lost": []}
+    rows = [{**row, "params": 1000} for row in arms]
+    assert lines(show.plan({**planned, "cells": rows}))[-1].strip() == (
+        "parameters of a layer against full attention: gdn -0.12%"
+    )
+    assert "full attention" not in "".join(lines(show.plan({**planned, "cells": rows[:1]})))

@@ -10,6 +10,7 @@ from model.cost import (
     bytes_per_parameter,
     forward_flops_per_token,
     layer_flops,
+    layer_residual,
     matched,
     memory,
     parameters,
@@ -167,6 +168,27 @@ def test_matched_layers_have_the_parameters_of_full_attention(pattern):
             layer.mixer in ("full", "swa") for layer in config.layers
         ]
         assert len(matched(config).layers) == depth
+
+
+@pytest.mark.parametrize("pattern", ARMS)
+@pytest.mark.parametrize("size", SIZES)
+def test_matched_layers_differ_by_less_than_a_hundredth(size, pattern):
+    plain = paper(size, pattern)
+    config = matched(plain)
+
+    def counted(config: ModelConfig, index: int) -> int:
+        layer = built(config).blocks[index]
+        return sum(
+            p.numel() for name, p in layer.named_parameters() if not name.endswith(("mixer_norm.gain", "mlp_norm.gain"))
+        )
+
+    alternating, full = counted(config, 0), counted(paper(size, "full"), 0)
+    assert layer_residual(config) == pytest.approx(alternating / full - 1)
+    assert abs(layer_residual(config)) < 0.01
+    if plain.layers[0].mixer in ("full", "swa"):
+        assert layer_residual(config) == 0
+    else:
+        assert abs(layer_residual(plain)) > abs(layer_residual(config)) > 0
 
 
 def test_a_mixer_too_large_to_match_is_refused():

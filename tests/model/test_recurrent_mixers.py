@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from model.config import ModelConfig
 from model.draws import inverse_softplus
 from model.lm import LanguageModel, build
+from model.mixers import chunks
 from model.mixers.chunks import chunked_linear_attention
 from model.mixers.convolution import CausalConvolution
 from model.mixers.gated_deltanet import chunked_gated_delta_rule, l2_norm, reference_gated_delta_rule
@@ -65,12 +67,29 @@ def both(results: tuple[Tensor, Tensor], inputs: list[Tensor]) -> list[Tensor]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(b=st.integers(1, 2), length=st.integers(1, 70), chunk=st.sampled_from([1, 2, 7, 16, 64]))
+@given(
+    b=st.integers(1, 2),
+    length=st.integers(1, 70),
+    chunk=st.sampled_from([1, 2, 7, 16, 64]),
+    tile=st.sampled_from([1, 2000, 2**16]),
+)
 @pytest.mark.parametrize("case", CASES)
-def test_chunked_equals_the_recurrence(case, b, length, chunk):
+def test_chunked_equals_the_recurrence(case, b, length, chunk, tile):
     slow, fast, inputs = made(case, b, length)
-    for ours, theirs in zip(both(fast(*inputs, chunk=chunk), inputs), both(slow(*inputs), inputs), strict=True):
+    with mock.patch.object(chunks, "TILE", tile):
+        fast_results = both(fast(*inputs, chunk=chunk), inputs)
+    for ours, theirs in zip(fast_results, both(slow(*inputs), inputs), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 65, 200])
+@pytest.mark.parametrize("case", CASES)
+def test_chunked_stays_near_the_recurrence_in_half_precision(case, length):
+    slow, fast, inputs = made(case, 1, length, torch.bfloat16)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    inputs = [*inputs[:-1], inputs[-1].detach().float().requires_grad_()]  # states are never in half precision
+    for ours, theirs in zip(both(fast(*inputs, chunk=64), inputs), both(slow(*exact), exact), strict=True):
+        assert (ours.double() - theirs).norm() <= 2e-2 * theirs.norm()
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 257])

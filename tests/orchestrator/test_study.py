@@ -14,7 +14,9 @@ from model.mixers.table import parse_pattern
 from orchestrator import cells, identity, plan, study
 from orchestrator.errors import InputError, one_line
 from orchestrator.recipe import Recipe
-from orchestrator.study import PAPER_SIZES, Arm, Evaluations, Machine, Question, Size, Study
+from orchestrator.study import PAPER_SIZES, Arm, Backbone, Evaluations, Machine, Question, Size, Study
+
+STUDIES = Path(__file__).parents[2] / "experiments"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,3 +308,22 @@ def test_nope_full_takes_positions_from_the_full_layers_only():
 @pytest.mark.parametrize(("step", "rate"), [(0, 0.1), (9, 1.0), (500, 1.0), (630, 1.0), (765, 0.5), (899, 1 / 270)])
 def test_warmup_stable_decay(step, rate):
     assert Recipe(learning_rate=0.02, batch_size=8).rate(step, 900) == pytest.approx(rate)
+
+
+def test_the_plan_says_how_far_a_layer_is_from_full_attention(tmp_path: Path):
+    arms = [Arm(name="full", pattern="full"), Arm(name="gdn", pattern="gdn full full full")]
+    size = PAPER_SIZES["S2"]
+    matched = make_study(sizes=[size], arms=arms, seeds=[0], backbone=Backbone(match_parameters=True))
+    document = plan.make(matched, tmp_path, known={}).as_json()
+    residual = {cell["arm"]: cell["layer_residual"] for cell in document["cells"]}
+    assert residual["full"] == 0
+    assert 0 < abs(residual["gdn"]) < 0.01
+
+
+def test_identities_of_studies_of_full_and_window_attention_stay():
+    # Finished cells are found again by these; only a raised semantics version may change them.
+    shipped = {name: cells.expand(study.load(STUDIES / f"{name}.py")) for name in ("quickstart", "window_laziness")}
+    assert {name: identity.digest([cell.id for cell in grid]) for name, grid in shipped.items()} == {
+        "quickstart": "def09e85033c",
+        "window_laziness": "734a2d21d51c",
+    }
