@@ -7,7 +7,7 @@ refuses it and says why.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ except ImportError:
     chunk_gated_delta_rule = chunk_simple_gla = None
 
 SOFTMAX = ("full", "swa")  # mixers whose kernel is one of KERNELS
+SINK_WIDTH = 8  # what a learned sink adds to a head's width: half-precision kernels want multiples of 8
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,15 @@ def chosen(config: ModelConfig, device: str, dtype: torch.dtype) -> dict[str, tu
     Recurrent mixers have two: flash-linear-attention, and chunks in plain torch.
     """
     found: dict[str, tuple[str, dict[str, str]]] = {}
-    for layer in config.layers:
-        word = layer.mixer if layer.window is None else f"{layer.mixer}-{layer.window}"
+    for layer in config.parts():
         window = layer.window if layer.window is not None and layer.window < config.context else None
-        setting = Setting(device, dtype, config.head_dim, window)
         if layer.mixer in SOFTMAX:
-            found[word] = choose(setting)
+            width = config.head_dim + (SINK_WIDTH if config.sink_logit else 0)
+            sinks = layer.sinks + config.sink_logit
+            found[layer.word] = choose(Setting(device, dtype, width, window, sinks))
         else:
-            reason = fla_refusal(replace(setting, width=_key_width(config, layer), window=None))
-            found[word] = ("fla", {}) if reason is None else ("chunks", {"fla": reason})
+            reason = fla_refusal(Setting(device, dtype, _key_width(config, layer)))
+            found[layer.word] = ("fla", {}) if reason is None else ("chunks", {"fla": reason})
     return found
 
 
@@ -212,14 +213,12 @@ def block_mask(length: int, window: int | None, sinks: int, device: torch.device
 
 
 def _blocks_refusal(setting: Setting) -> str | None:
-    if setting.window is None:
-        return "it needs a window shorter than the sequence"
-    return "it has no sinks" if setting.sinks else None
+    return None if setting.window is not None else "it needs a window shorter than the sequence"
 
 
 def _blocks(query: Tensor, key: Tensor, value: Tensor, window: int | None, sinks: int) -> Tensor:
     assert window is not None
-    return local_attention(query, key, value, window)
+    return local_attention(query, key, value, window, sinks)
 
 
 def _masked(query: Tensor, key: Tensor, value: Tensor, window: int | None, sinks: int) -> Tensor:

@@ -305,4 +305,5 @@ GATED_DELTANET = Mixer(
     },
     rotary=False,
     settings=GatedDeltaNetSettings,
+    heads=lambda config, layer: _shape(config, layer)[0],
 )

@@ -76,12 +76,17 @@ def test_window_of_the_whole_sequence_is_full_attention():
 
 
 @settings(max_examples=40, deadline=None)
-@given(length=st.integers(1, 97), window=st.integers(1, 110), ratio=st.sampled_from([(4, 4), (4, 2), (3, 1)]))
+@given(
+    length=st.integers(1, 97),
+    window=st.integers(1, 110),
+    ratio=st.sampled_from([(4, 4), (4, 2), (3, 1)]),
+    sinks=st.sampled_from([0, 0, 1, 3, 40]),
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_fast_equals_reference_with_gradients(dtype, tolerance, length, window, ratio):
+def test_fast_equals_reference_with_gradients(dtype, tolerance, length, window, ratio, sinks):
     inputs = draw(length, *ratio, dtype=dtype)
     upstream = torch.randn(inputs[0].shape, dtype=dtype, generator=torch.Generator().manual_seed(7))
-    fast, slow = attend(*inputs, window), reference_attention(*inputs, window)
+    fast, slow = attend(*inputs, window, sinks), reference_attention(*inputs, window, sinks)
     assert torch.allclose(fast, slow, atol=tolerance, rtol=tolerance)
     for ours, theirs in zip(
         torch.autograd.grad(fast, inputs, upstream), torch.autograd.grad(slow, inputs, upstream), strict=True
@@ -133,8 +138,8 @@ def test_a_kernel_refuses_what_it_cannot_honour():
     inputs = draw(20)
     with pytest.raises(ValueError, match="causal refuses, it has no window"):
         attend(*inputs, 5, kernel="causal")
-    with pytest.raises(ValueError, match="blocks refuses, it has no sinks"):
-        attend(*inputs, 5, 1, kernel="blocks")
+    with pytest.raises(ValueError, match="blocks refuses, it needs a window"):
+        attend(*inputs, None, kernel="blocks")
     with pytest.raises(ValueError, match="flash-attn refuses"):
         attend(*inputs, 5, kernel="flash-attn")
     with pytest.raises(ValueError, match="'fast' is not known"):
@@ -161,10 +166,10 @@ CUDA = Setting("cuda", torch.bfloat16, 64)
         ({"window": 128}, False, "flex"),
         ({"window": 128, "width": 8}, False, "blocks"),
         ({"window": 128, "dtype": torch.float64}, False, "blocks"),
-        ({"window": 128, "width": 8, "sinks": 4}, False, "masked"),
+        ({"window": 128, "width": 8, "sinks": 4}, False, "blocks"),
         ({"device": "cpu"}, True, "causal"),
         ({"device": "cpu", "window": 128}, True, "blocks"),
-        ({"device": "cpu", "window": 128, "sinks": 1}, True, "masked"),
+        ({"device": "cpu", "window": 128, "sinks": 1}, True, "blocks"),
     ],
 )
 def test_the_first_kernel_that_can_is_taken(monkeypatch, changes, installed, kernel):
