@@ -120,6 +120,11 @@ def join(address: str) -> None:
         raise InputError(f"--address: {address!r} is no Ray cluster this version can join ({reason})") from None
 
 
+def draining_nodes() -> set[str]:
+    """Ids of nodes that have been told to go: preempted, or scaled down. Ray itself places nothing there any more."""
+    return set(ray._private.state.state.get_draining_nodes())
+
+
 def leave(temp: Path | None) -> None:
     """Disconnect; with the folder `start` returned also end that node, leaving no child process."""
     if temp is None:

@@ -27,7 +27,7 @@ class CellState:
 
 @dataclass(frozen=True)
 class Run:
-    """One MLflow run to be: of a cell or a trunk (job: its id), or the study's own (None). files: sent once they exist."""
+    """One MLflow run to be: of a cell or trunk (job: the id), or the study's own (None). files: sent once there."""
 
     job: str | None
     name: str

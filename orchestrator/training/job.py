@@ -132,13 +132,15 @@ class _Training:
             checkpoint.adopt(self.root, self.task.trunk / "checkpoints", self.keep)
 
     def _say_where_from(self, lines: RecordWriter, skipped: list[str]) -> None:
+        note = [self.task.note] if self.task.note else []
         if self.task.trunk and lines.last_event is None:
-            lines.event(self.start, "started", f"branched off trunk {self.task.trunk.name} at step {self.start}")
+            said = [f"branched off trunk {self.task.trunk.name} at step {self.start}", *note]
+            lines.event(self.start, "started", "; ".join(said))
         elif self.start == 0:
-            again = "no checkpoint was committed before; from step 0 again"
-            lines.event(0, "started", again if lines.last_event else None)
+            again = ["no checkpoint was committed before; from step 0 again"] if lines.last_event else []
+            lines.event(0, "started", "; ".join([*again, *note]) or None)
         elif not (self.start == self.task.steps and lines.last_event == "finished"):
-            lines.event(self.start, "resumed", f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped))
+            lines.event(self.start, "resumed", "; ".join([f"resumed at step {self.start}", *skipped, *note]))
 
     def _measure(self, step: int, progress: Callable[[int], None]) -> None:
         """Runs the measures that the record lacks at this step, on rank 0 while the others wait for the next one."""

@@ -21,7 +21,8 @@ class Task:
     schedule_steps: the length the learning rate's schedule is laid out for, None for `steps`.
     evaluate_at, checkpoint_at: steps completed, ascending, in 1..steps; measures run at both.
     micro_batch: sequences a worker puts through at once; None for all of its share. log_every: steps.
-    trunk: folder of the finished trunk that a job without checkpoints of its own starts from.
+    trunk: folder of the finished trunk that a job without checkpoints of its own starts from. note: what the record's
+    first event of the attempt says beside where it starts.
     """
 
     kind: Literal["train", "trunk", "measure"]
@@ -44,6 +45,7 @@ class Task:
     log_every: int = 10
     schedule_steps: int | None = None
     trunk: Path | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)

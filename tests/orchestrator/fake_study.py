@@ -45,6 +45,8 @@ class FakeTask:
     workers: int
     steps: int
     behave: str = "count"
+    trunk: None = None
+    data: None = None
 
 
 def count(task: Any, rank: int, should_stop: Callable[[], bool], progress: Callable[[int], None]) -> Any:
