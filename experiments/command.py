@@ -152,9 +152,7 @@ def run(
         planned = made.as_json()
         _within_limits(planned, made.folder, max_hours)
 
-        def look() -> dict[str, Any]:
-            return standing.read(loaded.name, made.folder, planned["cells"])
-
+        look = standing.Look(loaded.name, made.folder, planned["cells"])
         live = console.is_terminal and bool(made.jobs)
         with standing.following(look, console) if live else contextlib.nullcontext():
             submission = submit(
@@ -176,7 +174,7 @@ def run(
         written = None if stopped else _write_report(loaded.name, root, console)
         if written and submission.ran:
             _track_report(written, loaded.name, root, tracking_uri, console)
-    document = look() | {"report": written and str(written)}
+    document = look.anew() | {"report": written and str(written)}
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     elif written:
@@ -202,9 +200,7 @@ def status(
 
         name, folder, cells = _cells(study, root)
 
-    def look() -> dict[str, Any]:
-        return standing.read(name, folder, cells)
-
+    look = standing.Look(name, folder, cells)
     if watch and not as_json:
         standing.watch(look, Console(stderr=True))
     else:

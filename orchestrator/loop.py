@@ -7,7 +7,8 @@ Fleet and clock are handed in: a simulation runs a study of months in seconds.
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -106,8 +107,10 @@ class Loop:
     ) -> None:
         self.fleet, self.ledger, self.session = fleet, ledger, session
         self.tasks, self.pack, self.clock = dict(tasks), pack, clock
-        self.on_event, self.signals, self.hung_s = on_event, signals, hung_s
+        self.signals, self.hung_s = signals, hung_s
+        self._on_event = on_event
         self.lines: list[str] = []
+        self._events: list[Event] = []
         self._waiting = Waiting(jobs, finished)
         self._losses: Counter[str] = Counter()  # of this session
         self._port_tries: Counter[str] = Counter()
@@ -125,7 +128,8 @@ class Loop:
         on_first_start: what can wait until the workers have their processors for themselves no more.
         """
         told, first_start = 0.0, True
-        self._schedule()
+        with self._noted():
+            self._schedule()
         while True:
             running = self.fleet.running()
             if running and first_start:
@@ -133,7 +137,7 @@ class Loop:
                 on_first_start()
             if self.signals.first and self._stop_at is None:
                 self._stop_at = self.clock() + STOP_GRACE_S
-                self.on_event(Event("stopping", None, f"{self.signals.first.name}: checkpointing {len(running)} jobs"))
+                self._on_event(Event("stopping", None, f"{self.signals.first.name}: checkpointing {len(running)} jobs"))
                 for gang in running:
                     self.fleet.stop(gang)
             if not running and (self._stop_at is not None or self._broken or not self._waiting.ready):
@@ -143,13 +147,24 @@ class Loop:
                     cause = f"killed {STOP_GRACE_S:.0f} s after it was asked to stop"
                     self.ledger.end_attempt(job_id, AttemptEnd("lost", "pending", cause))
                 return
-            for event in self.fleet.poll(POLL_S):
-                self._handle(event)
-            if self.clock() - told > PROGRESS_S:
-                told = self.clock()
-                self._tell_progress()
-            if self._stop_at is None and not self._broken:
-                self._schedule()
+            events = self.fleet.poll(POLL_S)
+            with self._noted():
+                for event in events:
+                    self._handle(event)
+                if self.clock() - told > PROGRESS_S:
+                    told = self.clock()
+                    self._tell_progress()
+                if self._stop_at is None and not self._broken:
+                    self._schedule()
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """What happens meanwhile is told once the ledger shows it."""
+        with self.ledger.together():
+            yield
+        events, self._events = self._events, []
+        for event in events:
+            self._on_event(event)
 
     def _schedule(self) -> None:
         actions = scheduler.decide(self._waiting.ready, self.fleet.gangs(), self.fleet.nodes)
@@ -171,7 +186,7 @@ class Loop:
         self.ledger.start_attempt(job_id, self.session, gang_id, warm=warm, available=available)
         self._warm.add(gang_id)
         self.fleet.start(gang_id, job_id, self.pack(self._fitted(self.tasks[job_id])))
-        self.on_event(Event("started", job_id, f"on gang {gang_id}"))
+        self._events.append(Event("started", job_id, f"on gang {gang_id}"))
 
     def _fitted(self, task: Task) -> Task:
         """The task with the micro-batch that was found to fit, where one like it ran out of memory before."""
@@ -190,7 +205,7 @@ class Loop:
             case JobEnded(_, job_id, Failure() as failure):
                 self._fail(job_id, failure)
             case GangLost(_, cause, node_lost):
-                self.on_event(Event("fleet", None, f"a gang died: {cause}"))
+                self._events.append(Event("fleet", None, f"a gang died: {cause}"))
                 if not node_lost:
                     self._failures.append(cause)
                     self._break_if_repeated()
@@ -207,7 +222,7 @@ class Loop:
             self._ready_since |= dict.fromkeys(self._waiting.finished(job_id), self.clock())
         elif job == "pending":
             self._is_ready(job_id)
-        self.on_event(Event(outcome.state, job_id, outcome.cause or ""))
+        self._events.append(Event(outcome.state, job_id, outcome.cause or ""))
         if job == "diverged":
             self._block()
 
@@ -231,9 +246,9 @@ class Loop:
         )
         if again:
             self._is_ready(job_id)
-            self.on_event(Event("retried", job_id, cause))
+            self._events.append(Event("retried", job_id, cause))
             return
-        self.on_event(Event("failed", job_id, cause + ("\n" + failure.detail if failure.detail else "")))
+        self._events.append(Event("failed", job_id, cause + ("\n" + failure.detail if failure.detail else "")))
         self._failures.append(failure.cause)
         self._block()
         self._break_if_repeated()
@@ -246,14 +261,14 @@ class Loop:
         blocked = self.ledger.block()
         rows = self.ledger.snapshot(blocked)
         for job_id in blocked:
-            self.on_event(Event("blocked", job_id, rows[job_id].cause or ""))
+            self._events.append(Event("blocked", job_id, rows[job_id].cause or ""))
 
     def _break_if_repeated(self) -> None:
         cause = scheduler.broken_by(self._failures)
         if cause is not None and self._broken is None:
             self._broken = cause
             self.lines.append(f"stopped: {scheduler.SAME_CAUSE_LIMIT} failures of one cause: {cause}")
-            self.on_event(Event("fleet", None, self.lines[-1]))
+            self._events.append(Event("fleet", None, self.lines[-1]))
 
     def _tell_progress(self) -> None:
         progress = self.fleet.progress()

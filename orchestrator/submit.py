@@ -3,8 +3,8 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,19 @@ class _CellTracker:
     tracker: "Tracker"
     ledger: Ledger
     waiting: "Pending | None" = None
+    states: "dict[str, CellState]" = field(default_factory=dict)
 
     def start(self) -> None:
         self.update()
         self.tracker.start()
 
-    def update(self) -> None:
-        self.tracker.update(cell_states(self.ledger))
+    def update(self, job_id: str | None = None) -> None:
+        """job_id: of the one that has changed, None for all."""
+        if job_id is None:
+            self.states = cell_states(self.ledger)
+        else:
+            self.states |= cell_states(self.ledger, [job_id])
+        self.tracker.update(self.states)
 
     def stop(self, timeout: float) -> Any:
         self.update()
@@ -54,11 +60,14 @@ class _CellTracker:
         return self.waiting
 
 
-def cell_states(ledger: Ledger) -> "dict[str, CellState]":
-    """Where each cell the ledger knows stands: with its training job, whose id is the cell's; trunks by theirs."""
+def cell_states(ledger: Ledger, job_ids: Collection[str] | None = None) -> "dict[str, CellState]":
+    """Where each cell the ledger knows stands: with its training job, whose id is the cell's; trunks by theirs.
+
+    job_ids: those to look at, None for all.
+    """
     from orchestrator.tracked_runs import CellState
 
-    rows = ledger.snapshot().values()
+    rows = ledger.snapshot(job_ids).values()
     return {row.id: CellState(row.state, row.cause, row.attempts) for row in rows if row.kind != "measure"}
 
 
@@ -109,7 +118,8 @@ def submit(
                 tracker = _CellTracker(Tracker(root, document, tracking_uri), ledger)
 
                 def told(event: "Event") -> None:
-                    tracker.update()
+                    if event.job_id is not None:
+                        tracker.update(event.job_id)
                     on_event(event)
 
                 result = driver.run(

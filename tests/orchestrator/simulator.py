@@ -18,16 +18,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from orchestrator import plan, scheduler  # noqa: E402
-from orchestrator.data.recall import RecallLanguage  # noqa: E402
-from orchestrator.fleet import FleetEvent, GangReady, JobEnded  # noqa: E402
-from orchestrator.ledger import Ledger  # noqa: E402
-from orchestrator.loop import Loop  # noqa: E402
-from orchestrator.plan import Job, Plan  # noqa: E402
-from orchestrator.recipe import Recipe  # noqa: E402
-from orchestrator.study import PAPER_SIZES, Arm, Study  # noqa: E402
-from orchestrator.training.task import Outcome  # noqa: E402
-from orchestrator.worker import Failure  # noqa: E402
+from orchestrator import plan, scheduler
+from orchestrator.data.recall import RecallLanguage
+from orchestrator.fleet import FleetEvent, GangReady, JobEnded
+from orchestrator.ledger import Ledger
+from orchestrator.loop import Loop
+from orchestrator.plan import Job, Plan
+from orchestrator.recipe import Recipe
+from orchestrator.study import PAPER_SIZES, Arm, Study
+from orchestrator.training.task import Outcome
+from orchestrator.worker import Failure
 
 WORKERS = {"S1": 1, "S2": 1, "S3": 2, "S4": 4, "S5": 8}
 FLOPS_A_SECOND = 4e14  # of one device
