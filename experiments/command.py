@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.study import Study
 
 ROOT = Path("studies")
+STOP_WAIT_S = 60.0  # a stop takes ten seconds, and more where the machine is busy
 
 
 class OneLineErrors(TyperGroup):
@@ -184,6 +185,24 @@ def run(
         console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
     code = submission.result.exit_code if submission.result else 0
     raise typer.Exit(code or int(set(document["counts"]) != {"finished"}))
+
+
+@app.command(epilog="Example: gridlaw stop quickstart")
+def stop(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = False) -> None:
+    """Ends a run from another shell, as Ctrl-C there would; returns when it has ended."""
+    with _standard_output_kept():
+        from orchestrator import lock
+
+        name = _study(study, root)[0].name if _is_file(study) else study
+        pid = lock.stop_holder(root / name, STOP_WAIT_S)
+    if pid is None:
+        typer.echo(f"gridlaw: {name} has not ended in {STOP_WAIT_S:.0f} s; it was asked to, wait for it", err=True)
+        raise typer.Exit(1)
+    _print(
+        {"study": name, "stopped": True, "pid": pid},
+        as_json,
+        lambda document: f"{name} has stopped; go on with: gridlaw run {study}",
+    )
 
 
 @app.command(epilog="Example: gridlaw status quickstart --watch")

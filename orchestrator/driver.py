@@ -1,11 +1,9 @@
 """The loop that runs a study: ledger → scheduler → fleet → ledger, until nothing is ready or somebody says stop."""
 
-import fcntl
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -44,25 +42,6 @@ class RunResult:
     stopped_by: signal.Signals | None = None
 
 
-@contextmanager
-def study_lock(folder: Path) -> Iterator[None]:
-    """Hold a study for one driver. Raises InputError naming the process that holds it; a dead one holds nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "run.lock", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise InputError(
-                f"study: {folder.name} is being run by process {holder}; wait for it, or stop it with Ctrl-C there"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
 def run(
     jobs: Sequence[AnyJob],
     task_of: Callable[[AnyJob], Task],
@@ -76,7 +55,7 @@ def run(
     started: float | None = None,
     hung_s: float = HUNG_S,
 ) -> RunResult:
-    """Run what is missing of `jobs`. The caller holds `study_lock`.
+    """Run what is missing of `jobs`. The caller holds the study (`lock.held`).
 
     cells: what the ledger keeps of each cell. study_folder: whose modules travel to the workers by value. started: unix
     seconds from which the makespan counts. hung_s: a job whose tokens stand still for so long counts as lost.

@@ -8,7 +8,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -241,6 +241,7 @@ class Fleet:
             self.retire(gang.id)  # its other ranks may hang, and its memory and sockets are not to be trusted
         elif isinstance(result, Outcome) and result.state == "stopped" and not gang.stopping:
             self.retire(gang.id)  # its machine was told to go, and it did in time what `stop` asks for
+            result = replace(result, cause="a worker was told to end (SIGTERM), or its node to go")
         gang.state, gang.job_id, gang.runs, gang.results, gang.ping = "idle", None, [], [], None
         return JobEnded(gang.id, job_id, result)
 

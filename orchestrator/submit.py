@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import lock
 from orchestrator import plan as planning
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
@@ -107,7 +108,7 @@ def submit(
     from orchestrator.tracking import Tracker
 
     made = _make(folder)
-    with driver.study_lock(folder):
+    with lock.held(folder):
         try:
             _write(folder / "study.json", document)
             for cell in document["cells"]:

@@ -16,7 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.driver import Event, RunResult, run, study_lock  # noqa: E402
+from orchestrator import lock  # noqa: E402
+from orchestrator.driver import Event, RunResult, run  # noqa: E402
 from orchestrator.fleet import FleetOptions  # noqa: E402
 from orchestrator.ledger import Ledger  # noqa: E402
 from orchestrator.training.task import Outcome  # noqa: E402
@@ -94,7 +95,7 @@ def run_fake(
 
     fleet = FleetOptions(cpus=slots, job=count, **options)
     tell = events.append if events is not None else (lambda event: None)
-    with study_lock(folder), Ledger.open(folder / "ledger.db") as ledger:
+    with lock.held(folder), Ledger.open(folder / "ledger.db") as ledger:
         return run(jobs, task_of, ledger, fleet, on_event=tell, study_folder=Path(__file__).parent)
 
 

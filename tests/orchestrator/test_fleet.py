@@ -13,8 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from fake_study import FakeJob, run_fake, seen
 
-from orchestrator import cluster
-from orchestrator.driver import study_lock
+from orchestrator import cluster, lock
 from orchestrator.errors import InputError
 from orchestrator.fleet import FleetOptions
 from orchestrator.ledger import Ledger
@@ -124,9 +123,9 @@ def test_a_port_that_does_not_answer_as_ray_is_told_soon(tmp_path: Path) -> None
 
 def test_one_driver_a_study(tmp_path: Path) -> None:
     refused = pytest.raises(InputError, match=f"run by process {os.getpid()}")
-    with study_lock(tmp_path), refused, study_lock(tmp_path):
+    with lock.held(tmp_path), refused, lock.held(tmp_path):
         pass
-    with study_lock(tmp_path):
+    with lock.held(tmp_path):
         pass
 
 

@@ -1,4 +1,4 @@
-"""The paper's grid on 64 devices in virtual time: how near the makespan comes to its lower bound, what the driver costs."""
+"""The paper's grid on 64 devices in virtual time: how near the makespan comes to its bound, what the driver costs."""
 
 import sys
 import time
