@@ -25,7 +25,7 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: 45 s, 8 min 20 s, 3 h 05 min."""
+    """Two units at most: 45 s, 8 min 20 s, 3 h 05 min, 12 d 07 h."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -33,7 +33,9 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
 def _table(*columns: str, tight: bool = False) -> Table:
@@ -109,7 +111,8 @@ def plan(document: Document) -> RenderableType:
 def status(document: Document, width: int = 80, height: int = 24) -> RenderableType:
     """Where a study stands, within `width` x `height` characters.
 
-    A line a cell where they fit, else a line an arm, else the arms that have something to show first.
+    A line a cell where they fit; else a line for each arm, size, data condition and budget, or for as many of these
+    together as fit, an arm at least, and below them a line for each value of what was left out, while there is room.
     """
     cells = document["cells"]
     keys = _varying(cells, "data", "size", "budget_tokens")
@@ -122,11 +125,27 @@ def status(document: Document, width: int = 80, height: int = 24) -> RenderableT
     if len(cells) <= room:
         body = _cell_table(cells, [*keys, "seed"], width)
     else:
+        body = _grouped(cells, keys, room, width)
+    return Group(head, body, *tail)
+
+
+def _grouped(cells: list[Document], keys: list[str], room: int, width: int) -> RenderableType:
+    together, apart = list(keys), []
+    while together and len({_label(cell, together) for cell in cells}) > room:
+        apart.insert(0, together.pop())
+    arms: dict[str, list[Document]] = defaultdict(list)
+    for cell in cells:
+        arms[_label(cell, together)].append(cell)
+    blocks: list[RenderableType] = [_group_table("arm", arms, room, width)]
+    room -= len(arms)
+    for key in apart:
         groups: dict[str, list[Document]] = defaultdict(list)
         for cell in cells:
-            groups[_label(cell, keys)].append(cell)
-        body = _group_table(groups, room, width)
-    return Group(head, body, *tail)
+            groups[count(cell[key]) if key == "budget_tokens" else str(cell[key])].append(cell)
+        if len(groups) + 2 <= room:
+            blocks += [Text(), _group_table("budget" if key == "budget_tokens" else key, groups, room, width)]
+            room -= len(groups) + 2
+    return Group(*blocks)
 
 
 def _headline(document: Document) -> RenderableType:
@@ -172,8 +191,8 @@ def _state(cell: Document) -> Text:
     return Text(cell["state"], style=STYLES.get(cell["state"], "dim"))
 
 
-def _group_table(groups: dict[str, list[Document]], room: int, width: int) -> Table:
-    table = _table("arm", "cells", "done", "running", "wait", "lost", "progress", "", "left")
+def _group_table(name: str, groups: dict[str, list[Document]], room: int, width: int) -> Table:
+    table = _table(name, "cells", "done", "running", "wait", "lost", "progress", "", "left")
     moving = sorted(groups, key=lambda label: not any(cell["state"] == "running" for cell in groups[label]))
     shown = moving[: room - 1] if len(groups) > room else list(groups)
     for label in shown:

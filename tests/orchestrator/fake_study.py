@@ -65,6 +65,9 @@ def count(task: Any, rank: int, should_stop: Callable[[], bool], progress: Calla
     if task.behave == "die once" and done == 0:
         steps.write_text("0\n1\n2\n")
         os.kill(os.getpid(), 9)
+    if task.behave == "hang once" and done == 0:
+        steps.write_text("0\n1\n2\n")
+        time.sleep(600)
     if task.behave == "port taken once" and len((task.folder / "seen.jsonl").read_text().splitlines()) <= task.workers:
         raise RuntimeError("The server socket has failed to listen: EADDRINUSE, address already in use")
     began = time.time()
@@ -86,6 +89,7 @@ def run_fake(
     steps: int = 10,
     slots: int = 2,
     events: list[Event] | None = None,
+    hung_s: float = 1800.0,
     **options: Any,
 ) -> RunResult:
     """One driver session over fake jobs."""
@@ -96,7 +100,7 @@ def run_fake(
     fleet = FleetOptions(cpus=slots, job=count, **options)
     tell = events.append if events is not None else (lambda event: None)
     with lock.held(folder), Ledger.open(folder / "ledger.db") as ledger:
-        return run(jobs, task_of, ledger, fleet, on_event=tell, study_folder=Path(__file__).parent)
+        return run(jobs, task_of, ledger, fleet, on_event=tell, study_folder=Path(__file__).parent, hung_s=hung_s)
 
 
 def seen(folder: Path, job_id: str) -> list[SimpleNamespace]:
