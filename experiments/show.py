@@ -122,15 +122,14 @@ def status(document: Document, width: int = 80, height: int = 24) -> RenderableT
         Text(f"{n} x {cause}", style="red", no_wrap=True, overflow="ellipsis") for cause, n in causes.most_common(3)
     ]
     room = height - len(tail) - 5
-    if len(cells) <= room:
-        body = _cell_table(cells, [*keys, "seed"], width)
-    else:
-        body = _grouped(cells, keys, room, width)
+    one_each = len(cells) <= room
+    body = _cell_table(cells, [*keys, "seed"], width) if one_each else _grouped(cells, keys, room, width)
     return Group(head, body, *tail)
 
 
 def _grouped(cells: list[Document], keys: list[str], room: int, width: int) -> RenderableType:
-    together, apart = list(keys), []
+    together = list(keys)
+    apart: list[str] = []
     while together and len({_label(cell, together) for cell in cells}) > room:
         apart.insert(0, together.pop())
     arms: dict[str, list[Document]] = defaultdict(list)

@@ -90,6 +90,7 @@ def run(
             signals.first = signals.first or signal.SIGTERM
             return _result(ledger, ids, [], signals.first)
         try:
+            fleet.request(sum(job.workers for job in missing), workers)
             _check_fits(workers, fleet.slots)
             session = ledger.start_session(fleet.slots, options.address, started)
             loop = Loop(

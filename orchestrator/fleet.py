@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 import ray
 import ray.cloudpickle
+from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -22,6 +23,8 @@ from orchestrator.training.task import Outcome
 from orchestrator.worker import Address, Failure, JobFunction, Worker
 
 NODES_S = 2.0  # between looks at a cluster's nodes
+GROW_S = 120.0  # what a cluster may take to make room for the widest job
+MOST_REQUESTED = 1000  # workers; a cluster's own limit is met far earlier
 PEER_GRACE_S = 2.0  # how long the other ranks of a failed gang may take to say why they failed
 
 
@@ -126,6 +129,15 @@ class Fleet:
     def running(self) -> dict[int, str]:
         """Busy gang → its job."""
         return {gang.id: gang.job_id for gang in self._gangs.values() if gang.job_id is not None}
+
+    def request(self, workers: int, widest: int) -> None:
+        """Ask a cluster that grows on demand for room; it is released by `close`. Waits while `widest` does not fit."""
+        if self._temp is None:
+            request_resources(bundles=[self._bundle] * min(workers, MOST_REQUESTED))
+            deadline = time.monotonic() + GROW_S
+            while self.slots < widest and time.monotonic() < deadline:
+                time.sleep(NODES_S)
+                self.nodes = self._nodes()
 
     def create(self, nodes: Sequence[str]) -> int:
         """Begin to start a gang, a worker on each of `nodes`; `GangReady` tells when it can work.
@@ -283,6 +295,9 @@ class Fleet:
         for gang_id in list(self._gangs):
             with contextlib.suppress(Exception):  # Ray may be gone already
                 self.retire(gang_id)
+        if self._temp is None:
+            with contextlib.suppress(Exception):
+                request_resources(bundles=[])
         cluster.leave(self._temp)
 
 
