@@ -52,6 +52,7 @@ class Command:
             start_new_session=True,
         )
         self.family = [psutil.Process(self.process.pid)]
+        self.output = ""
         self.names: set[str] = set()  # of its children
 
     def wait_for(self, what: Callable[[], Any], seconds: float = 180) -> Any:
@@ -83,7 +84,8 @@ class Command:
 
     def ends(self, seconds: float = 240) -> str:
         try:
-            return self.process.communicate(timeout=seconds)[0]
+            self.output = self.process.communicate(timeout=seconds)[0]
+            return self.output
         finally:
             self.kill()
 
@@ -141,8 +143,8 @@ def is_under_way(root: Path, step: int) -> Callable[[], list[str]]:
     return look
 
 
-def mlflow_runs(root: Path) -> list[tuple[Any, ...]]:
-    return rows(root, "SELECT run_uuid, name, status FROM runs ORDER BY run_uuid", "mlflow.db")
+def mlflow_runs(root: Path, file: str = "mlflow.db") -> list[tuple[Any, ...]]:
+    return rows(root, "SELECT run_uuid, name, status FROM runs ORDER BY run_uuid", file)
 
 
 def goes_on_to_the_unbroken_end(study: Path, root: Path, unbroken: Path) -> None:
