@@ -39,7 +39,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 def works(node: Any) -> bool:
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    return any("ray::Worker.run" in " ".join(child.cmdline()) for child in raylet.children())
+    return any("ray::Worker" in " ".join(child.cmdline()) for child in raylet.children())
 
 
 def test_a_gang_across_two_nodes_outlives_one_of_them(
