@@ -77,6 +77,20 @@ def test_5_a_killed_driver_leaves_nobody(make_study: Callable[..., Path], tmp_pa
     assert ("lost", "the driver was lost") in rows(root, "SELECT state, cause FROM attempts")
 
 
+@pytest.mark.parametrize("seen_first", ["gcs_server", "raylet"])
+def test_5_a_driver_killed_while_ray_starts_leaves_nobody(
+    make_study: Callable[..., Path], tmp_path: Path, seen_first: str
+) -> None:
+    command = Command(make_study(), tmp_path / "root")
+    command.wait_for(lambda: command.look() and any(seen_first in name for name in command.names))
+    command.process.kill()
+    command.process.wait()
+    began = time.monotonic()
+    while command.left_over() and time.monotonic() - began < 5:
+        time.sleep(0.05)
+    assert command.left_over() == []
+
+
 @pytest.mark.parametrize(
     ("number", "whom"),
     [
