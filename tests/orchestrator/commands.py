@@ -109,6 +109,13 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """What a process runs; empty for one that is gone."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
 def rows(root: Path, sql: str, file: str = "tiny/ledger.db") -> list[tuple[Any, ...]]:
     with sqlite3.connect(root / file) as db:
         return db.execute(sql).fetchall()

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from commands import Command, losses, mlflow_runs, record, rows
+from commands import Command, command_line, losses, mlflow_runs, record, rows
 from mlflow_server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.cluster, pytest.mark.timeout(12 * 3600)]
@@ -91,7 +91,7 @@ def _nobody_is_left(command: Command) -> None:
     deadline = time.monotonic() + 10
     while command.left_over() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert command.left_over() == []
+    assert [command_line(process) for process in command.left_over()] == []
 
 
 Points = Counter[tuple[str, str, float, int, int]]
