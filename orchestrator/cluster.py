@@ -33,18 +33,25 @@ HELD = (signal.SIGTERM, signal.SIGHUP)  # what a whole process group gets when i
 HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+# Some of Ray's processes rename themselves, and then only their open logs tell whose they are.
 KEEPER = """
 import os, signal, sys, time
 sys.stdin.buffer.read()
-folder, quiet = os.fsencode(sys.argv[1]), 0
+folder, quiet = sys.argv[1], 0
+
+def is_of_the_node(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        if os.fsencode(folder) in file.read():
+            return True
+    return any(os.readlink(f"/proc/{pid}/fd/{fd}").startswith(folder) for fd in os.listdir(f"/proc/{pid}/fd"))
+
 while quiet < 5:  # what is being started when its parent is killed shows a moment later
     quiet += 1
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if folder in file.read() and int(pid) != os.getpid():
-                    os.kill(int(pid), signal.SIGKILL)
-                    quiet = 0
+            if int(pid) != os.getpid() and is_of_the_node(pid):
+                os.kill(int(pid), signal.SIGKILL)
+                quiet = 0
         except OSError:
             pass
     time.sleep(0.1)
