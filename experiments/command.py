@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from experiments import fitting
-from experiments.lookup import cells_of, name_of, study_of
+from experiments.lookup import cells_of, is_file, name_of, study_of
 from experiments.one_line import OneLineErrors
 from experiments.options import (
     AddressOption,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.driver import Event
 
 ROOT = Path("studies")
+STOP_WAIT_S = 60.0  # a stop takes ten seconds, and more where the machine is busy
 
 
 app = typer.Typer(
@@ -135,10 +136,7 @@ def run(
         resumption.check(made)
         limits.hold(planned, made.folder)
     with _standard_output_kept():
-
-        def look() -> dict[str, Any]:
-            return standing.read(loaded.name, made.folder, planned["cells"])
-
+        look = standing.Look(loaded.name, made.folder, planned["cells"])
         live = console.is_terminal and bool(made.jobs)
         with standing.following(look, console) if live else contextlib.nullcontext():
             submission = submit(
@@ -160,7 +158,7 @@ def run(
         written = None if stopped else _write_report(loaded.name, root, console)
         if written and submission.ran:
             _track_report(written, loaded.name, root, tracking_uri, console)
-    document = look() | {"report": written and str(written)}
+    document = look.anew() | {"report": written and str(written)}
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     elif written:
@@ -173,6 +171,24 @@ def run(
         console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
     code = submission.result.exit_code if submission.result else 0
     raise typer.Exit(code or int(set(document["counts"]) != {"finished"}))
+
+
+@app.command(epilog="Example: gridlaw stop quickstart")
+def stop(study: StudyArgument, root: RootOption = ROOT, as_json: JsonOption = False) -> None:
+    """Ends a run from another shell, as Ctrl-C there would; returns when it has ended."""
+    with _standard_output_kept():
+        from orchestrator import lock
+
+        name = study_of(study, root)[0].name if is_file(study) else study
+        pid = lock.stop_holder(root / name, STOP_WAIT_S)
+    if pid is None:
+        typer.echo(f"gridlaw: {name} has not ended in {STOP_WAIT_S:.0f} s; it was asked to, wait for it", err=True)
+        raise typer.Exit(1)
+    _print(
+        {"study": name, "stopped": True, "pid": pid},
+        as_json,
+        lambda document: f"{name} has stopped; go on with: gridlaw run {study}",
+    )
 
 
 @app.command(epilog="Example: gridlaw status quickstart --watch")
@@ -189,9 +205,7 @@ def status(
 
         name, folder, cells = cells_of(study, root)
 
-    def look() -> dict[str, Any]:
-        return standing.read(name, folder, cells)
-
+    look = standing.Look(name, folder, cells)
     if watch and not as_json:
         standing.watch(look, Console(stderr=True))
     else:

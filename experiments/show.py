@@ -29,7 +29,7 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: 45 s, 8 min 20 s, 3 h 05 min, 1,234 h."""
+    """Two units at most: 45 s, 8 min 20 s, 3 h 05 min, 12 d 07 h."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -37,9 +37,9 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    if whole >= 100 * 3600:
-        return f"{whole // 3600:,} h"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
 def hours(value: float) -> str:
@@ -163,7 +163,8 @@ def _time_lines(document: Document) -> list[str]:
 def status(document: Document, width: int = 80, height: int = 24) -> RenderableType:
     """Where a study stands, within `width` x `height` characters.
 
-    A line a cell where they fit, else a line an arm, else the arms that have something to show first.
+    A line a cell where they fit; else a line for each arm, size, data condition and budget, or for as many of these
+    together as fit, an arm at least, and below them a line for each value of what was left out, while there is room.
     """
     cells = document["cells"]
     keys = _varying(cells, "data", "size", "budget_tokens")
@@ -172,15 +173,31 @@ def status(document: Document, width: int = 80, height: int = 24) -> RenderableT
     tail = [
         Text(f"{n} x {cause}", style="red", no_wrap=True, overflow="ellipsis") for cause, n in causes.most_common(3)
     ]
-    room = height - len(tail) - 5 - len(_tuning(document))
-    if len(cells) <= room:
-        body = _cell_table(cells, [*keys, "seed"], width)
-    else:
-        groups: dict[str, list[Document]] = defaultdict(list)
-        for cell in cells:
-            groups[_label(cell, keys)].append(cell)
-        body = _group_table(groups, room, width)
-    return Group(head, *_tuning(document), body, *tail)
+    tuning = _tuning(document)
+    room = height - len(tail) - 5 - len(tuning)
+    one_each = len(cells) <= room
+    body = _cell_table(cells, [*keys, "seed"], width) if one_each else _by_axis(cells, keys, room, width)
+    return Group(head, *tuning, body, *tail)
+
+
+def _by_axis(cells: list[Document], keys: list[str], room: int, width: int) -> RenderableType:
+    together = list(keys)
+    apart: list[str] = []
+    while together and len({_label(cell, together) for cell in cells}) > room:
+        apart.insert(0, together.pop())
+    arms = _grouped(cells, lambda cell: _label(cell, together))
+    blocks: list[RenderableType] = [_group_table("arm", arms, room, width)]
+    room -= len(arms)
+    for key in apart:
+        groups = _grouped(cells, _value_of(key))
+        if len(groups) + 2 <= room:
+            blocks += [Text(), _group_table("budget" if key == "budget_tokens" else key, groups, room, width)]
+            room -= len(groups) + 2
+    return Group(*blocks)
+
+
+def _value_of(key: str) -> Callable[[Document], str]:
+    return lambda cell: count(cell[key]) if key == "budget_tokens" else str(cell[key])
 
 
 def _tuning(document: Document) -> list[Text]:
@@ -238,8 +255,8 @@ def _state(cell: Document) -> Text:
     return Text(cell["state"], style=STYLES.get(cell["state"], "dim"))
 
 
-def _group_table(groups: dict[str, list[Document]], room: int, width: int) -> Table:
-    table = _table("arm", "cells", "done", "running", "wait", "lost", "progress", "", "left")
+def _group_table(name: str, groups: dict[str, list[Document]], room: int, width: int) -> Table:
+    table = _table(name, "cells", "done", "running", "wait", "lost", "progress", "", "left")
     moving = sorted(groups, key=lambda label: not any(cell["state"] == "running" for cell in groups[label]))
     shown = moving[: room - 1] if len(groups) > room else list(groups)
     for label in shown:

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import math
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from orchestrator.timing import timing
 from orchestrator.tuning import results
 
 Document = dict[str, Any]
+QUICK_S = 0.02
 
 
 def read(name: str, folder: Path, cells: Sequence[Document]) -> Document:
@@ -85,6 +88,30 @@ def _tuning(
                 **{key: told.get(key) for key in ("rate", "interval", "method", "at_edge")},
             }
     return list(rows.values())
+
+
+class Look:
+    """Where a study stands, read anew whenever asked; where that takes long, no more than a tenth of the time."""
+
+    def __init__(self, name: str, folder: Path, cells: Sequence[Document]) -> None:
+        self._read = lambda: read(name, folder, cells)
+        self._lock = threading.Lock()
+        self._next = -math.inf
+        self._document: Document = {}
+
+    def __call__(self) -> Document:
+        with self._lock:  # a live table asks from a thread of its own
+            began = time.monotonic()
+            if began >= self._next:
+                self._document = self._read()
+                took = time.monotonic() - began
+                self._next = time.monotonic() + (9 * took if took > QUICK_S else 0.0)
+            return self._document
+
+    def anew(self) -> Document:
+        """However long it takes."""
+        self._next = -math.inf
+        return self()
 
 
 def _trunks(cells: Sequence[Document], jobs: dict[str, JobRow]) -> list[Document]:

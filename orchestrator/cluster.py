@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +33,29 @@ HELD = (signal.SIGTERM, signal.SIGHUP)  # what a whole process group gets when i
 HTTP2_SETTINGS = b"\x04"  # a frame's type, its fourth byte; Ray speaks gRPC, which begins with one each way
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00" * 5
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+# Some of Ray's processes rename themselves, and then only their open logs tell whose they are.
+KEEPER = """
+import os, signal, sys, time
+sys.stdin.buffer.read()
+folder, quiet = sys.argv[1], 0
+
+def is_of_the_node(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        if os.fsencode(folder) in file.read():
+            return True
+    return any(os.readlink(f"/proc/{pid}/fd/{fd}").startswith(folder) for fd in os.listdir(f"/proc/{pid}/fd"))
+
+while quiet < 5:  # what is being started when its parent is killed shows a moment later
+    quiet += 1
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(pid) != os.getpid() and is_of_the_node(pid):
+                os.kill(int(pid), signal.SIGKILL)
+                quiet = 0
+        except OSError:
+            pass
+    time.sleep(0.1)
+"""
 OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's least: only tasks and outcomes pass through it
 
 
@@ -62,6 +86,7 @@ def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
     # The lock is held, and its descriptor open, while this process lives.
     fcntl.flock(os.open(temp, os.O_RDONLY), fcntl.LOCK_EX)
     _adopt_orphans()
+    _set_keeper(temp)
     try:
         with _inherited({"RAY_USAGE_STATS_ENABLED": "0", **worker_environment(threads, bool(gpus))}):
             ray.init(
@@ -78,6 +103,14 @@ def _start_once(base: Path, slots: int, threads: int, gpus: int) -> Path:
         leave(temp)
         raise
     return temp
+
+
+def _set_keeper(temp: Path) -> None:
+    """A process that ends the node should this one die before workers are there to see it. Linux only."""
+    if sys.platform == "linux":
+        read, _write = os.pipe()  # never written to: the keeper sees it closed when this process ends, however it does
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", KEEPER, temp], stdin=read, start_new_session=True)
+        os.close(read)
 
 
 def _adopt_orphans() -> None:
@@ -118,6 +151,11 @@ def join(address: str) -> None:
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"--address: {address!r} is no Ray cluster this version can join ({reason})") from None
+
+
+def draining_nodes() -> set[str]:
+    """Ids of nodes that have been told to go: preempted, or scaled down. Ray itself places nothing there any more."""
+    return set(ray._private.state.state.get_draining_nodes())
 
 
 def leave(temp: Path | None) -> None:

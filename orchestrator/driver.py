@@ -1,30 +1,23 @@
 """The loop that runs a study: ledger → scheduler → fleet → ledger, until nothing is ready or somebody says stop."""
 
-import fcntl
-import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from orchestrator import cluster, scheduler
 from orchestrator.errors import InputError
-from orchestrator.fleet import Fleet, FleetOptions, GangLost, JobEnded
-from orchestrator.ledger import AttemptEnd, JobRow, Ledger, PlannedJob, State
-from orchestrator.training.task import Outcome, Task
-from orchestrator.worker import Failure
+from orchestrator.fleet import Fleet, FleetOptions
+from orchestrator.ledger import JobRow, Ledger, PlannedJob, State
+from orchestrator.loop import Event, Loop, Tuner
+from orchestrator.training.task import Task
 
-POLL_S = 0.25
-PROGRESS_S = 1.0
-STOP_GRACE_S = 6.0  # of the 10 s a stop may take; Ray's own end takes two
 HUNG_S = 1800.0
 DELIVERY_S = 60.0  # what MLflow may take once nothing trains any more; making its tables takes ten on a busy machine
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PORT_TRIES = 5
 
 AnyJob = TypeVar("AnyJob", bound=PlannedJob)
 
@@ -34,27 +27,6 @@ class Tracking(Protocol):
 
     def start(self) -> None: ...
     def stop(self, timeout: float) -> Any: ...
-
-
-class Tuner(Protocol):
-    """What finds learning rates while jobs run (`orchestrator.tuning.tuner.Tuner`)."""
-
-    def begin(self) -> None: ...
-    def is_trial(self, job_id: str) -> bool: ...
-    def decides(self, task: Task) -> bool: ...
-    def task(self, task: Task) -> Task: ...
-    def ended(self, job_id: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something to tell the user. job_id: None where it concerns the whole run."""
-
-    kind: Literal[
-        "fleet", "started", "finished", "diverged", "stopped", "retried", "failed", "blocked", "stopping", "tuned"
-    ]
-    job_id: str | None
-    text: str
 
 
 @dataclass(frozen=True)
@@ -68,25 +40,6 @@ class RunResult:
     counts: dict[State, int]
     causes: list[str]
     stopped_by: signal.Signals | None = None
-
-
-@contextmanager
-def study_lock(folder: Path) -> Iterator[None]:
-    """Hold a study for one driver. Raises InputError naming the process that holds it; a dead one holds nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "run.lock", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise InputError(
-                f"study: {folder.name} is being run by process {holder}; wait for it, or stop it with Ctrl-C there"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
 
 
 def run(
@@ -103,7 +56,7 @@ def run(
     started: float | None = None,
     hung_s: float = HUNG_S,
 ) -> RunResult:
-    """Run what is missing of `jobs`. The caller holds `study_lock`.
+    """Run what is missing of `jobs`. The caller holds the study (`lock.held`).
 
     cells: what the ledger keeps of each cell. study_folder: whose modules travel to the workers by value. started: unix
     seconds from which the makespan counts. hung_s: a job whose tokens stand still for so long counts as lost.
@@ -129,7 +82,9 @@ def run(
         _check_fits(workers, options.slots())
     if study_folder is not None:
         cluster.ship_by_value(study_folder)
-    orders = _Orders([task_of(job) for job in missing], tuner)
+    tasks = {job.id: _absolute(task_of(job)) for job in missing}
+    for task in {id(task.data): task for task in tasks.values()}.values():
+        cluster.pack(task)  # what one of them cannot send, none of the same data can: it is said before all starts
     with _Signals() as signals, ExitStack() as held:
         if tracker is not None:
             held.callback(lambda: tracker.stop(1.0 if signals.first else DELIVERY_S))
@@ -139,9 +94,21 @@ def run(
             signals.first = signals.first or signal.SIGTERM
             return _result(ledger, ids, [], signals.first)
         try:
+            fleet.request(sum(job.workers for job in missing), workers)
             _check_fits(workers, fleet.slots)
             session = ledger.start_session(fleet.slots, options.address, started)
-            loop = _Loop(fleet, ledger, session, orders, tuner, missing, on_event, signals, hung_s)
+            loop = Loop(
+                fleet,
+                ledger,
+                session,
+                missing,
+                tasks,
+                cluster.pack,
+                tuner=tuner,
+                on_event=on_event,
+                signals=signals,
+                hung_s=hung_s,
+            )
             loop.run(tracker.start if tracker is not None else lambda: None)
         finally:
             fleet.close()
@@ -150,27 +117,14 @@ def run(
     return _result(ledger, ids, loop.lines, signals.first)
 
 
+def _absolute(task: Task) -> Task:
+    """For workers that start in another folder than the driver's."""
+    return replace(task, folder=task.folder.resolve(), trunk=task.trunk and task.trunk.resolve())
+
+
 def _check_fits(workers: int, slots: int) -> None:
     if workers > slots:
         raise InputError(f"machine.workers: {workers} do not fit on {slots} slots; lower it or raise --cpus")
-
-
-class _Orders:
-    """What gangs are sent, packed once for all, except where a task gets its rate only when it starts."""
-
-    def __init__(self, tasks: Sequence[Task], tuner: Tuner | None) -> None:
-        tasks = [replace(task, folder=task.folder.resolve()) for task in tasks]
-        self._tuner = tuner
-        self._open = {task.job_id: task for task in tasks if tuner is not None and tuner.decides(task)}
-        self._packed = {task.job_id: cluster.pack(task) for task in tasks if task.job_id not in self._open}
-
-    def __contains__(self, job_id: str) -> bool:
-        return job_id in self._packed or job_id in self._open
-
-    def packed(self, job_id: str) -> bytes:
-        if self._tuner is not None and job_id in self._open:
-            return cluster.pack(self._tuner.task(self._open[job_id]))
-        return self._packed[job_id]
 
 
 class _Signals:
@@ -199,182 +153,6 @@ class _Signals:
         if self.first is not None:
             raise KeyboardInterrupt
         self.first = signal.Signals(number)
-
-
-class _Loop:
-    """State of one session: which gang runs which job, since when gangs and jobs could have gone on."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        ledger: Ledger,
-        session: int,
-        orders: _Orders,
-        tuner: Tuner | None,
-        jobs: Sequence[PlannedJob],
-        on_event: Callable[[Event], None],
-        signals: _Signals,
-        hung_s: float,
-    ) -> None:
-        self.fleet, self.ledger, self.session = fleet, ledger, session
-        self.orders, self.tuner, self.jobs = orders, tuner, jobs
-        self.on_event, self.signals, self.hung_s = on_event, signals, hung_s
-        self.lines: list[str] = []
-        self._attempts: dict[str, int] = {}  # of this session
-        self._port_tries: dict[str, int] = {}
-        self._failures: list[str] = []
-        self._ready_since: dict[str, float] = {}
-        self._free_since: dict[int, float] = {}
-        self._warm: set[int] = set()
-        self._broken: str | None = None
-        self._stop_at: float | None = None
-        self._requeue()
-
-    def run(self, on_first_start: Callable[[], None]) -> None:
-        """Returns when no job runs and none can be started.
-
-        on_first_start: what can wait until the workers have their processors for themselves no more.
-        """
-        told, first_start = 0.0, True
-        self._schedule()
-        while True:
-            running = self.fleet.running()
-            if running and first_start:
-                first_start = False
-                on_first_start()
-            if self.signals.first and self._stop_at is None:
-                self._stop_at = time.monotonic() + STOP_GRACE_S
-                self.on_event(Event("stopping", None, f"{self.signals.first.name}: checkpointing {len(running)} jobs"))
-                for gang in running:
-                    self.fleet.stop(gang)
-            if not running and (self._stop_at is not None or self._broken or not self.queue.ready):
-                return
-            if self._stop_at is not None and time.monotonic() > self._stop_at:
-                for job_id in running.values():
-                    cause = f"killed {STOP_GRACE_S:.0f} s after it was asked to stop"
-                    self.ledger.end_attempt(job_id, AttemptEnd("lost", "pending", cause))
-                return
-            for event in self.fleet.poll(POLL_S):
-                self._handle(event)
-            if time.monotonic() - told > PROGRESS_S:
-                told = time.monotonic()
-                self._tell_progress()
-            if self._stop_at is None and not self._broken:
-                self._schedule()
-
-    def _schedule(self) -> None:
-        gangs = [scheduler.Gang(*gang) for gang in self.fleet.gangs()]
-        actions = scheduler.decide(self.queue.ready, gangs, self.fleet.slots)
-        for action in actions:
-            match action:
-                case scheduler.Create(workers):
-                    self.fleet.create(workers)
-                case scheduler.Retire(gang_id):
-                    self.fleet.retire(gang_id)
-                case scheduler.Start(job_id, gang_id):
-                    self._start(job_id, gang_id)
-        if any(isinstance(action, scheduler.Retire) for action in actions):
-            self._schedule()  # onto the slots just freed
-
-    def _start(self, job_id: str, gang_id: int) -> None:
-        available = max(self._ready_since.pop(job_id), self._free_since.get(gang_id, 0.0))
-        self.queue.take(job_id)
-        warm = gang_id in self._warm
-        self.ledger.start_attempt(job_id, self.session, gang_id, warm=warm, available=available)
-        self._attempts[job_id] = self._attempts.get(job_id, 0) + 1
-        self._warm.add(gang_id)
-        self.fleet.start(gang_id, job_id, self.orders.packed(job_id))
-        self.on_event(Event("started", job_id, f"on gang {gang_id}"))
-
-    def _handle(self, event: Any) -> None:
-        self._free_since[event.gang_id] = time.time()
-        match event:
-            case JobEnded(_, job_id, Outcome() as outcome):
-                self._end(job_id, outcome)
-            case JobEnded(_, job_id, Failure() as failure):
-                self._fail(job_id, failure)
-            case GangLost(_, cause):
-                self._failures.append(cause)
-                self.on_event(Event("fleet", None, f"a gang died: {cause}"))
-                self._break_if_repeated()
-
-    def _end(self, job_id: str, outcome: Outcome) -> None:
-        job: State = "pending" if outcome.state == "stopped" else outcome.state
-        if job == "diverged" and self.tuner is not None and self.tuner.is_trial(job_id):
-            job = "finished"  # with no loss, which is all that the others need to know
-        self.ledger.end_attempt(
-            job_id,
-            AttemptEnd(
-                outcome.state,
-                job,
-                outcome.cause,
-                outcome.tokens,
-                outcome.busy_s,
-                outcome.train_s,
-                outcome.measure_s,
-            ),
-        )
-        self.on_event(Event(outcome.state, job_id, outcome.cause or ""))
-        if self.tuner is not None and self.tuner.is_trial(job_id) and job != "pending":
-            self.tuner.ended(job_id)
-            self._block()  # where no trial gave a rate
-            self._requeue()  # what is left of a pruned trial counts as done
-        elif job == "finished":
-            self._now_ready(self.queue.finished(job_id))
-        elif job == "diverged":
-            self._block()
-
-    def _fail(self, job_id: str, failure: Failure) -> None:
-        again = scheduler.retries(failure.kind, self._attempts[job_id])
-        if failure.kind == "address in use":  # chance, and the port's fault alone
-            self._port_tries[job_id] = self._port_tries.get(job_id, 0) + 1
-            again = self._port_tries[job_id] < PORT_TRIES
-        self.ledger.end_attempt(
-            job_id,
-            AttemptEnd("lost" if failure.kind == "lost" else "failed", "pending" if again else "failed", failure.cause),
-        )
-        if again:
-            self._now_ready([self.queue.put_back(job_id)])
-            self.on_event(Event("retried", job_id, failure.cause))
-            return
-        self.on_event(Event("failed", job_id, failure.cause + ("\n" + failure.detail if failure.detail else "")))
-        self._failures.append(failure.cause)
-        self._block()
-        self._break_if_repeated()
-
-    def _requeue(self) -> None:
-        """Lines the jobs up by what the ledger says of them."""
-        rows = self.ledger.snapshot()
-        states = {job.id: rows[job.id].state for job in self.jobs}
-        self.queue = scheduler.Queue(
-            [job for job in self.jobs if states[job.id] in ("pending", "running")],
-            finished=[row.id for row in rows.values() if row.state == "finished"],
-            taken=[job_id for job_id, state in states.items() if state == "running"],
-        )
-        self._now_ready(job.id for job in self.queue.ready)
-
-    def _now_ready(self, job_ids: Iterable[str]) -> None:
-        now = time.time()
-        for job_id in job_ids:
-            self._ready_since.setdefault(job_id, now)
-
-    def _block(self) -> None:
-        for job_id in self.ledger.block():
-            self.on_event(Event("blocked", job_id, self.ledger.snapshot([job_id])[job_id].cause or ""))
-
-    def _break_if_repeated(self) -> None:
-        cause = scheduler.broken_by(self._failures)
-        if cause is not None and self._broken is None:
-            self._broken = cause
-            self.lines.append(f"stopped: {scheduler.SAME_CAUSE_LIMIT} failures of one cause: {cause}")
-            self.on_event(Event("fleet", None, self.lines[-1]))
-
-    def _tell_progress(self) -> None:
-        progress = self.fleet.progress()
-        self.ledger.progress(self.session, {job: tokens for job, (tokens, _) in progress.items()})
-        for gang, job in self.fleet.running().items():
-            if progress[job][1] > self.hung_s:
-                self._handle(self.fleet.kill(gang, f"no step for {self.hung_s:.0f} s"))
 
 
 def _result(ledger: Ledger, ids: Sequence[str], lines: list[str], stopped_by: signal.Signals | None) -> RunResult:

@@ -7,20 +7,25 @@ import contextlib
 import itertools
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import ray
 import ray.cloudpickle
+from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from orchestrator import cluster
+from orchestrator import cluster, scheduler
 from orchestrator.errors import InputError
 from orchestrator.training.task import Outcome
 from orchestrator.worker import Address, Failure, JobFunction, Worker
 
+NODES_S = 2.0  # between looks at a cluster's nodes
+GROW_S = 120.0  # what a cluster may take to make room for the widest job
+MOST_REQUESTED = 1000  # workers; a cluster's own limit is met far earlier
 PEER_GRACE_S = 2.0  # how long the other ranks of a failed gang may take to say why they failed
 
 
@@ -56,10 +61,11 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class GangLost:
-    """A gang that died while it was starting or idle; its slots are free again."""
+    """A gang that died while it was starting; its slots are free again. node_lost: the gang is not to blame."""
 
     gang_id: int
     cause: str
+    node_lost: bool = False
 
 
 FleetEvent = GangReady | JobEnded | GangLost
@@ -68,7 +74,7 @@ FleetEvent = GangReady | JobEnded | GangLost
 @dataclass
 class _Gang:
     id: int
-    workers: int
+    nodes: tuple[str, ...]
     place: PlacementGroup
     actors: list[Any]
     starting: list[Any]
@@ -81,6 +87,11 @@ class _Gang:
     ping: Any = None
     tokens: int = 0
     still_s: float = 0.0
+    stopping: bool = False
+
+    @property
+    def workers(self) -> int:
+        return len(self.nodes)
 
 
 class Fleet:
@@ -94,11 +105,15 @@ class Fleet:
         self._temp: Path | None = None
         self._job = None if options.job is None else ray.cloudpickle.dumps(options.job)
         if options.address is None:
-            self.slots, self._gpus = options.slots(), options.gpus or 0
-            self._temp = cluster.start(self.slots, options.threads, self._gpus)
+            self.nodes, self._gpus = {"local": options.slots()}, options.gpus or 0
+            self._most: int | None = None
+            self._temp = cluster.start(options.slots(), options.threads, self._gpus)
         else:
             cluster.join(options.address)
-            self.slots, self._gpus = _share(ray.cluster_resources(), options)
+            self._most, self._gpus = _share(ray.cluster_resources(), options)
+            self.nodes = self._nodes()
+        self._looked = time.monotonic()
+        self._events: list[FleetEvent] = []
 
     def __enter__(self) -> Self:
         return self
@@ -106,18 +121,36 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def gangs(self) -> list[tuple[int, int, Literal["starting", "idle", "busy"]]]:
-        """(id, workers, state) of every gang that holds slots."""
-        return [(gang.id, gang.workers, gang.state) for gang in self._gangs.values()]
+    @property
+    def slots(self) -> int:
+        """Workers that fit on all nodes together."""
+        return sum(self.nodes.values())
+
+    def gangs(self) -> list[scheduler.Gang]:
+        """Every gang that holds slots."""
+        return [scheduler.Gang(gang.id, gang.nodes, gang.state) for gang in self._gangs.values()]
 
     def running(self) -> dict[int, str]:
         """Busy gang → its job."""
         return {gang.id: gang.job_id for gang in self._gangs.values() if gang.job_id is not None}
 
-    def create(self, workers: int) -> int:
-        """Begin to start a gang; `GangReady` tells when it can work. The caller keeps to `slots`."""
-        bundle = {"GPU": 1.0, "CPU": 1.0} if self._gpus else {"CPU": float(self.options.threads)}
-        place = placement_group([bundle] * workers, strategy="PACK")
+    def request(self, workers: int, widest: int) -> None:
+        """Ask a cluster that grows on demand for room; it is released by `close`. Waits while `widest` does not fit."""
+        if self._temp is None:
+            request_resources(bundles=[self._bundle] * min(workers, MOST_REQUESTED))
+            deadline = time.monotonic() + GROW_S
+            while self.slots < widest and time.monotonic() < deadline:
+                time.sleep(NODES_S)
+                self.nodes = self._nodes()
+
+    def create(self, nodes: Sequence[str]) -> int:
+        """Begin to start a gang, a worker on each of `nodes`; `GangReady` tells when it can work.
+
+        The caller keeps to what the nodes hold.
+        """
+        bundle = self._bundle
+        on = None if self._temp else [{"ray.io/node-id": node} for node in nodes]
+        place = placement_group([bundle] * len(nodes), strategy="PACK", bundle_label_selector=on)
         variables = cluster.worker_environment(self.options.threads, bool(self._gpus))
         actors = [
             Worker.options(  # type: ignore[attr-defined]
@@ -127,9 +160,9 @@ class Fleet:
                 # On our own node the workers inherit them, and Ray's prestarted processes can be used.
                 runtime_env=None if self._temp else {"env_vars": variables},
             ).remote(os.getcwd(), "cuda" if self._gpus else "cpu", self._temp is not None, self._job)
-            for rank in range(workers)
+            for rank in range(len(nodes))
         ]
-        gang = _Gang(next(self._ids), workers, place, actors, [actor.ready.remote() for actor in actors])
+        gang = _Gang(next(self._ids), tuple(nodes), place, actors, [actor.ready.remote() for actor in actors])
         self._gangs[gang.id] = gang
         return gang.id
 
@@ -137,6 +170,7 @@ class Fleet:
         """Give an idle gang a job: a Task pickled by `pack`."""
         gang = self._gangs[gang_id]
         gang.state, gang.job_id, gang.payload, gang.tokens, gang.still_s = "busy", job_id, payload, 0, 0.0
+        gang.stopping = False
         if gang.workers == 1:
             self._send(gang, None)
         else:
@@ -148,6 +182,7 @@ class Fleet:
 
     def stop(self, gang_id: int) -> None:
         """Ask a busy gang to checkpoint and end its job."""
+        self._gangs[gang_id].stopping = True
         for actor in self._gangs[gang_id].actors:
             actor.stop.remote()
 
@@ -160,6 +195,9 @@ class Fleet:
 
     def progress(self) -> dict[str, tuple[int, float]]:
         """Running job → (tokens done, seconds since they last changed), as of the last answers; asks anew."""
+        if self._temp is None and time.monotonic() - self._looked > NODES_S:
+            self._looked = time.monotonic()
+            self._follow_nodes()
         for gang in self._gangs.values():
             if gang.state != "busy":
                 continue
@@ -173,6 +211,9 @@ class Fleet:
 
     def poll(self, timeout: float) -> list[FleetEvent]:
         """What happened, waiting up to `timeout` seconds for something to."""
+        if self._events:
+            events, self._events = self._events, []
+            return events
         waiting = [ref for gang in self._gangs.values() for ref in _references(gang)]
         if not waiting:
             time.sleep(timeout)
@@ -214,6 +255,9 @@ class Fleet:
         assert job_id is not None
         if isinstance(result, Failure) and (gang.workers > 1 or result.kind != "bug"):
             self.retire(gang.id)  # its other ranks may hang, and its memory and sockets are not to be trusted
+        elif isinstance(result, Outcome) and result.state == "stopped" and not gang.stopping:
+            self.retire(gang.id)  # its machine was told to go, and it did in time what `stop` asks for
+            result = replace(result, cause="a worker was told to end (SIGTERM), or its node to go")
         gang.state, gang.job_id, gang.runs, gang.results, gang.ping = "idle", None, [], [], None
         return JobEnded(gang.id, job_id, result)
 
@@ -221,24 +265,59 @@ class Fleet:
         """End a busy gang at once; its job counts as lost."""
         return self._end(self._gangs[gang_id], Failure("lost", cause))
 
+    @property
+    def _bundle(self) -> dict[str, float]:
+        """What one worker takes."""
+        return {"GPU": 1.0, "CPU": 1.0} if self._gpus else {"CPU": float(self.options.threads)}
+
+    def _nodes(self) -> dict[str, int]:
+        """Node id → workers it holds: of the nodes that are alive and stay so, no more than were asked for."""
+        leaving = cluster.draining_nodes()
+        nodes: dict[str, int] = {}
+        for node in ray.nodes():
+            if node["Alive"] and node["NodeID"] not in leaving:
+                slots = min(int(node["Resources"].get(kind, 0) // need) for kind, need in self._bundle.items())
+                slots = slots if self._most is None else min(slots, self._most - sum(nodes.values()))
+                if slots:
+                    nodes[node["NodeID"]] = slots
+        return nodes
+
+    def _follow_nodes(self) -> None:
+        """Takes up what has joined the cluster. On a node that is about to go jobs are checkpointed first."""
+        self.nodes = self._nodes()
+        for gang in list(self._gangs.values()):
+            if all(node in self.nodes for node in gang.nodes):
+                continue
+            if gang.state == "busy":
+                if not gang.stopping:
+                    self.stop(gang.id)  # where the node is gone already `poll` finds the dead
+            else:
+                self.retire(gang.id)
+                self._events.append(GangLost(gang.id, "its node has left the cluster", node_lost=True))
+
     def close(self) -> None:
         """Shut Ray down (or leave the cluster) with no child process left."""
         for gang_id in list(self._gangs):
             with contextlib.suppress(Exception):  # Ray may be gone already
                 self.retire(gang_id)
+        if self._temp is None:
+            with contextlib.suppress(Exception):
+                request_resources(bundles=[])
         cluster.leave(self._temp)
 
 
-def _share(total: dict[str, float], options: FleetOptions) -> tuple[int, int]:
-    """(slots, GPUs) to use of a cluster's resources. Raises InputError where more is asked for than there is."""
+def _share(total: dict[str, float], options: FleetOptions) -> tuple[int | None, int]:
+    """(the most workers to have, None for all that fit; GPUs to use) of a cluster's resources. Raises InputError where
+    more is asked for than there is."""
     there = {"cpus": int(total.get("CPU", 0)), "gpus": int(total.get("GPU", 0))}
     for what, asked in (("cpus", options.cpus), ("gpus", options.gpus)):
         if asked is not None and asked > there[what]:
             cluster.leave(None)
             raise InputError(f"--{what}: {asked} asked for, the cluster has {there[what]}; give fewer")
     gpus = there["gpus"] if options.gpus is None else options.gpus
-    cpus = there["cpus"] if options.cpus is None else options.cpus
-    return gpus or cpus // options.threads, gpus
+    if gpus:
+        return options.gpus, gpus
+    return options.cpus and options.cpus // options.threads, 0
 
 
 def _references(gang: _Gang) -> list[Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import lock, throughput
 from orchestrator import plan as planning
-from orchestrator import throughput
 from orchestrator.devices import Device
 from orchestrator.errors import InputError
 from orchestrator.jobs import Known
@@ -119,7 +119,7 @@ def submit(
     from orchestrator.tracking import Tracker
 
     made = _make(folder)
-    with driver.study_lock(folder):
+    with lock.held(folder):
         try:
             _write(folder / "study.json", document)
             for cell in document["cells"]:

@@ -6,6 +6,7 @@ Imported by the driver too, so nothing heavy stands at the top: torch and DeepSp
 import contextlib
 import errno
 import os
+import signal
 import socket
 import sys
 import threading
@@ -55,7 +56,10 @@ class Worker:
         if os.path.isdir(folder):
             os.chdir(folder)
         self._local = local
-        self._stop = threading.Event()
+        self._stop, self._busy = threading.Event(), False
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._told_to_go)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # our own node holds it back (`cluster`)
         self._tokens = 0
         self._moved = time.monotonic()
         self._job: JobFunction = _training_job(device) if job is None else ray.cloudpickle.loads(job)
@@ -84,13 +88,21 @@ class Worker:
 
     def run(self, payload: bytes, rank: int, address: Address | None) -> Outcome | Failure:
         """Train one job as `rank` of the gang that meets at `address` (None: alone). payload: a pickled Task."""
-        self._tokens, self._moved = 0, time.monotonic()
+        self._tokens, self._moved, self._busy = 0, time.monotonic(), True
         try:
             task: Task = ray.cloudpickle.loads(payload)
             os.environ.update(_gang_environment(rank, task.workers, address))
             return self._job(task, rank, self._stop.is_set, self._progress)
         except Exception as error:
             return failure_of(error)
+        finally:
+            self._busy = False
+
+    def _told_to_go(self, *_: object) -> None:
+        """SIGTERM: this machine is wanted for something else, or goes down. A job at work checkpoints first."""
+        if not self._busy:
+            os._exit(0)
+        self._stop.set()
 
     def _progress(self, tokens: int) -> None:
         self._tokens, self._moved = tokens, time.monotonic()
@@ -105,7 +117,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
         kind = "out of memory"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        kind = "disk full"
+        kind, cause = "disk full", f"disk full: {error.filename or 'a file'} cannot be written; make room, run again"
     elif "eaddrinuse" in text or "address already in use" in text:
         kind = "address in use"
     return Failure(kind, cause, "".join(traceback.format_exception(error)))

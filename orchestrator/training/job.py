@@ -135,15 +135,16 @@ class _Training:
         dtype = torch.bfloat16 if self.task.recipe.precision == "bfloat16" else torch.float32
         device = next(self.model.parameters()).device.type
         kernels = {word: name for word, (name, _) in chosen(self.task.model, device, dtype).items()}
+        note = [self.task.note] if self.task.note else []
         if self.task.trunk and lines.last_event is None:
-            where = f"branched off trunk {self.task.trunk.name} at step {self.start}"
-            lines.event(self.start, "started", where, kernels)
+            said = [f"branched off trunk {self.task.trunk.name} at step {self.start}", *note]
+            lines.event(self.start, "started", "; ".join(said), kernels)
         elif self.start == 0:
-            again = "no checkpoint was committed before; from step 0 again"
-            lines.event(0, "started", again if lines.last_event else None, kernels)
+            again = ["no checkpoint was committed before; from step 0 again"] if lines.last_event else []
+            lines.event(0, "started", "; ".join([*again, *note]) or None, kernels)
         elif not (self.start == self.task.steps and lines.last_event == "finished"):
-            cause = f"resumed at step {self.start}" + "".join(f"; {s}" for s in skipped)
-            lines.event(self.start, "resumed", cause, kernels)
+            said = [f"resumed at step {self.start}", *skipped, *note]
+            lines.event(self.start, "resumed", "; ".join(said), kernels)
 
     def _measure(self, step: int, progress: Callable[[int], None]) -> None:
         """Runs the measures that the record lacks at this step, on rank 0 while the others wait for the next one."""

@@ -25,7 +25,8 @@ class Task:
     micro_batch: sequences a worker puts through at once; None for all of its share. recompute: layers run again in the
     backward pass instead of keeping their activations. log_every: steps.
     trunk: folder of the finished trunk that a job without checkpoints of its own starts from. keep_state: whether the
-    newest optimizer state stays once the job is finished.
+    newest optimizer state stays once the job is finished. note: what the record's first event of the attempt says
+    beside where it starts.
     """
 
     kind: Literal["train", "trunk", "tune", "measure"]
@@ -50,6 +51,7 @@ class Task:
     schedule_steps: int | None = None
     trunk: Path | None = None
     keep_state: bool = True
+    note: str | None = None
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,23 @@ def test_sixty_cells_fit_a_small_terminal(arms: int) -> None:
     assert "RuntimeError" in text and "not finite" in text
 
 
+def test_210_cells_are_read_in_a_small_terminal() -> None:
+    """Arms and sizes have a line each, the six budgets no room: 7 x 5 x 6 cells in 80 x 24."""
+    cells = [
+        cell(f"swa-{arm}-nope", seed=0, state="running" if arm == 3 else "pending", done=budget // 2)
+        | {"size": size, "budget_tokens": budget, "cause": "OSError: " + "long " * 40}
+        for arm in range(7)
+        for size in ("S1", "S2", "S3", "S4", "S5")
+        for budget in range(10**9, 7 * 10**9, 10**9)
+    ]
+    shown = lines(show.status(document(cells), 80, 24))
+    assert len(shown) <= 24 and max(map(len, shown)) <= 80
+    for arm in range(7):
+        (line,) = [line for line in shown if line.startswith(f"swa-{arm}-nope ")]
+        assert line.split()[1] == "30" and "50%" in line
+    assert [line.split()[:2] for line in shown if line.startswith("S")] == [[f"S{i}", "42"] for i in range(1, 6)]
+
+
 def test_arms_that_run_come_first_where_not_all_fit() -> None:
     cells = [cell(f"arm-{i}", 0, "running" if i == 59 else "pending") for i in range(60)]
     shown = lines(show.status(document(cells), 80, 24))
@@ -80,7 +97,8 @@ def test_counts(value: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "-"), (0, "0 s"), (59.4, "59 s"), (500, "8 min 20 s"), (3900, "1 h 05 min")]
+    ("seconds", "text"),
+    [(None, "-"), (0, "0 s"), (59.4, "59 s"), (500, "8 min 20 s"), (3900, "1 h 05 min"), (1e6, "11 d 13 h")],
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert show.duration(seconds) == text

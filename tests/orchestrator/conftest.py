@@ -1,15 +1,18 @@
-"""A study root that is tracked, for the tests of replay and of the tracker."""
+"""A study root that is tracked, for the tests of replay and of the tracker; studies for the drills."""
 
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.mlflow_store import make_default
 
 sys.path.insert(0, str(Path(__file__).parent))
+from commands import STEPS, STUDY, Command
 from tracked_study import CELLS, record_lines, study_document
 
 
@@ -36,3 +39,43 @@ def root(tmp_path: Path, empty_store: Path) -> Path:
     (root / "tiny/study.json").write_text(json.dumps(document))
     shutil.copy(empty_store, root / "mlflow.db")
     return root
+
+
+@pytest.fixture(autouse=True)
+def no_command_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    commands: list[Command] = []
+    begin = Command.__init__
+
+    def noted(self: Command, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        commands.append(self)
+
+    monkeypatch.setattr(Command, "__init__", noted)
+    yield
+    for command in commands:
+        command.kill()
+
+
+@pytest.fixture
+def make_study(tmp_path: Path) -> Callable[..., Path]:
+    def make(
+        seeds: tuple[int, ...] = (0,), sizes: tuple[int, ...] = (16,), workers: int = 1, steps: int = STEPS
+    ) -> Path:
+        path = tmp_path / "study folder" / "tiny.py"
+        path.parent.mkdir(exist_ok=True)
+        values = f"SEEDS, SIZES, WORKERS, STEPS = {seeds}, {sizes}, {workers}, {steps}\n"
+        path.write_text(values + STUDY)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a run that nothing disturbed: both arms, seed 0."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    (folder / "tiny.py").write_text(f"SEEDS, SIZES, WORKERS, STEPS = (0,), (16,), 1, {STEPS}\n" + STUDY)
+    command = Command(folder / "tiny.py", folder / "root")
+    output = command.ends()
+    assert command.process.returncode == 0, output
+    return folder / "root"

@@ -16,7 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.driver import Event, RunResult, run, study_lock  # noqa: E402
+from orchestrator import lock  # noqa: E402
+from orchestrator.driver import Event, RunResult, run  # noqa: E402
 from orchestrator.fleet import FleetOptions  # noqa: E402
 from orchestrator.ledger import Ledger  # noqa: E402
 from orchestrator.training.task import Outcome  # noqa: E402
@@ -45,6 +46,8 @@ class FakeTask:
     workers: int
     steps: int
     behave: str = "count"
+    trunk: None = None
+    data: None = None
 
 
 def count(task: Any, rank: int, should_stop: Callable[[], bool], progress: Callable[[int], None]) -> Any:
@@ -62,6 +65,9 @@ def count(task: Any, rank: int, should_stop: Callable[[], bool], progress: Calla
     if task.behave == "die once" and done == 0:
         steps.write_text("0\n1\n2\n")
         os.kill(os.getpid(), 9)
+    if task.behave == "hang once" and done == 0:
+        steps.write_text("0\n1\n2\n")
+        time.sleep(600)
     if task.behave == "port taken once" and len((task.folder / "seen.jsonl").read_text().splitlines()) <= task.workers:
         raise RuntimeError("The server socket has failed to listen: EADDRINUSE, address already in use")
     began = time.time()
@@ -83,6 +89,7 @@ def run_fake(
     steps: int = 10,
     slots: int = 2,
     events: list[Event] | None = None,
+    hung_s: float = 1800.0,
     **options: Any,
 ) -> RunResult:
     """One driver session over fake jobs."""
@@ -92,8 +99,8 @@ def run_fake(
 
     fleet = FleetOptions(cpus=slots, job=count, **options)
     tell = events.append if events is not None else (lambda event: None)
-    with study_lock(folder), Ledger.open(folder / "ledger.db") as ledger:
-        return run(jobs, task_of, ledger, fleet, on_event=tell, study_folder=Path(__file__).parent)
+    with lock.held(folder), Ledger.open(folder / "ledger.db") as ledger:
+        return run(jobs, task_of, ledger, fleet, on_event=tell, study_folder=Path(__file__).parent, hung_s=hung_s)
 
 
 def seen(folder: Path, job_id: str) -> list[SimpleNamespace]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 sys.path.append(str(Path(__file__).parent))
 from fake_study import FakeJob, run_fake, seen
 
-from orchestrator import cluster
-from orchestrator.driver import study_lock
+from orchestrator import cluster, lock
 from orchestrator.errors import InputError
-from orchestrator.fleet import FleetOptions
+from orchestrator.fleet import Fleet, FleetOptions, GangLost, _Gang
 from orchestrator.ledger import Ledger
 
 pytestmark = pytest.mark.cluster
@@ -132,9 +132,9 @@ def test_a_port_that_does_not_answer_as_ray_is_told_soon(tmp_path: Path) -> None
 
 def test_one_driver_a_study(tmp_path: Path) -> None:
     refused = pytest.raises(InputError, match=f"run by process {os.getpid()}")
-    with study_lock(tmp_path), refused, study_lock(tmp_path):
+    with lock.held(tmp_path), refused, lock.held(tmp_path):
         pass
-    with study_lock(tmp_path):
+    with lock.held(tmp_path):
         pass
 
 
@@ -154,3 +154,27 @@ def test_a_ray_that_never_starts_is_one_clear_line(monkeypatch: pytest.MonkeyPat
     with pytest.raises(InputError, match=r"^ray: it did not start in 3 tries \(The current node timed out during"):
         cluster.start(1, 1, 0)
     assert len(tries) == 3
+
+
+def test_a_node_told_to_go_gets_no_job_and_its_own_is_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    resources = {"CPU": 4.0, "memory": 1.0}
+    there = [{"NodeID": name, "Alive": name != "dead", "Resources": resources} for name in ("a", "b", "dead")]
+    leaving: set[str] = set()
+    monkeypatch.setattr(ray, "nodes", lambda: [*there, {"NodeID": "head", "Alive": True, "Resources": {}}])
+    monkeypatch.setattr(cluster, "draining_nodes", lambda: leaving)
+    crew = Fleet.__new__(Fleet)
+    crew.options, crew._events = FleetOptions(threads=2), []
+    monkeypatch.setattr(crew, "stop", lambda gang_id: asked.append(f"stop {gang_id}"), raising=False)
+    monkeypatch.setattr(crew, "retire", lambda gang_id: asked.append(f"retire {gang_id}"), raising=False)
+    crew._gangs = {
+        i: _Gang(i, nodes, None, [], [], state=state)
+        for i, (nodes, state) in enumerate([(("a",), "busy"), (("a", "b"), "busy"), (("b",), "busy"), (("a",), "idle")])
+    }
+    crew._follow_nodes()
+    assert crew.nodes == {"a": 2, "b": 2} and asked == []
+    leaving.add("a")
+    crew._follow_nodes()
+    assert crew.nodes == {"b": 2} and crew.slots == 2
+    assert asked == ["stop 0", "stop 1", "retire 3"]
+    assert crew.poll(0) == [GangLost(3, "its node has left the cluster", node_lost=True)]

@@ -1,12 +1,10 @@
 """The tracker: never in the way, whatever the server does, and everything arrives once it answers."""
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from orchestrator.tracked_runs import CellState
 from orchestrator.tracking import Tracker, up_to_date
 
 sys.path.insert(0, str(Path(__file__).parent))
+from mlflow_server import Server
 from tracked_study import (
     CELLS,
     FINISHED,
@@ -92,45 +91,6 @@ def test_a_server_that_never_answers_holds_nobody(root: Path, monkeypatch: pytes
 
 
 # --- a real server ------------------------------------------------------------------------------------------------
-
-
-class Server:
-    """An MLflow server of its own, which can be killed and started again on the same port."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(self.port)]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        self.process = subprocess.Popen(
-            command,
-            start_new_session=True,
-            env=os.environ | quiet,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
-                return
-            except OSError:
-                time.sleep(0.3)
-        raise TimeoutError("the MLflow server did not start")
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        os.killpg(self.process.pid, number)
-        if number == signal.SIGKILL:
-            self.process.wait(30)
 
 
 @pytest.fixture
