@@ -1,5 +1,6 @@
 """The options that verbs of the command share, each with its help and what it refuses."""
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,13 @@ def _as_tracking(uri: str | None) -> str | None:
     return uri
 
 
+def _as_figure(parameter: typer.CallbackParam, value: float | None) -> float | None:
+    """Raises InputError for nan, which no comparison refuses, and for inf."""
+    if value is not None and not math.isfinite(value):
+        raise InputError(f"{parameter.opts[0]}: {value} is no figure; give a number, or leave it out")
+    return value
+
+
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study file, or the name of a study under the root.")
 ]
@@ -42,12 +50,22 @@ TrackingOption = Annotated[
     str | None, typer.Option("--tracking-uri", help="An MLflow server; default: ROOT/mlflow.db.", callback=_as_tracking)
 ]
 FlopsOption = Annotated[
-    float | None, typer.Option("--device-flops", min=1, help="Peak FLOP/s of a device, for models not timed here.")
+    float | None,
+    typer.Option("--device-flops", min=1, help="Peak FLOP/s of a device, for models not timed.", callback=_as_figure),
 ]
-MfuOption = Annotated[float, typer.Option("--mfu", min=0.001, max=1, help="Share of the peak that training reaches.")]
-PriceOption = Annotated[float | None, typer.Option("--price", min=0, help="Price of a device hour.")]
-HoursOption = Annotated[float | None, typer.Option("--max-hours", min=0, help="Refuse above this many device hours.")]
-CostOption = Annotated[float | None, typer.Option("--max-cost", min=0, help="Refuse above this cost; needs --price.")]
+MfuOption = Annotated[
+    float, typer.Option("--mfu", min=0.001, max=1, help="Share of the peak that training reaches.", callback=_as_figure)
+]
+PriceOption = Annotated[
+    float | None, typer.Option("--price", min=0, help="Price of a device hour.", callback=_as_figure)
+]
+HoursOption = Annotated[
+    float | None,
+    typer.Option("--max-hours", min=0, help="Refuse above this many device hours.", callback=_as_figure),
+]
+CostOption = Annotated[
+    float | None, typer.Option("--max-cost", min=0, help="Refuse above this cost; needs --price.", callback=_as_figure)
+]
 DiskOption = Annotated[
     str | None, typer.Option("--max-disk", help="Refuse above this many bytes (20G); default: what is free.")
 ]

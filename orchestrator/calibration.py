@@ -24,8 +24,8 @@ from orchestrator.errors import InputError
 from orchestrator.study import Study
 from orchestrator.throughput import Speed
 
-STEPS_S = 2.0  # of timed steps a model
-MOST_STEPS = 50
+STEPS_S = 4.0  # of timed steps a model
+MOST_STEPS = 100
 CALLS_S = 1.0  # of a measure
 MOST_CALLS = 10
 # A step above this takes minutes: half a minute a step on a core of a CPU, or on a GPU.

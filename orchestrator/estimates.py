@@ -107,10 +107,9 @@ def disk_bytes(study: Study, cells: Mapping[str, Cell], jobs: Iterable["Job"], s
     bytes a recorded number. What a branch takes over from its trunk is linked: on a file system without links it is
     copied and not counted here.
     """
+    training = [job for job in jobs if job.kind != "measure"]
     left = running = 0.0
-    for job in jobs:
-        if job.kind == "measure":
-            continue
+    for job in training:
         cell = cells[job.cell_id]
         start = job.steps - job.tokens // cell.tokens_per_step
         weights, state = 4.0 * cell.params, cost.optimizer_state_bytes(cell.model, study.recipe.optimizer)
@@ -118,6 +117,7 @@ def disk_bytes(study: Study, cells: Mapping[str, Cell], jobs: Iterable["Job"], s
         written = sum(step > start for step in {*job.checkpoint_at, job.steps})
         numbers = (job.steps - start) / study.machine.log_every * 3 + len(job.evaluate_at) * 20 * len(study.measures)
         left += written * weights + kept * state + 200 * numbers
+        at_once = min(max(1, slots // job.workers), len(training))
         # The newest two with their state and a third that is being written, one of them between two to be kept.
-        running = max(running, (2 * weights + 3 * state) * max(1, slots // job.workers))
+        running = max(running, (2 * weights + 3 * state) * at_once)
     return left + running

@@ -85,6 +85,14 @@ def test_what_no_device_can_hold_is_not_started(study: Path, verb: str) -> None:
     assert line.startswith("gridlaw: memory: a worker needs") and "micro_batch" in line
 
 
+@pytest.mark.parametrize("option", ["--max-hours", "--max-cost", "--price", "--device-flops", "--mfu"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_is_no_figure_limits_nothing_and_is_refused(study: Path, option: str, value: str) -> None:
+    result = CliRunner().invoke(app, ["plan", str(study), "--root", str(study.parent / "root"), option, value])
+    assert result.exit_code == 2 and result.stderr.startswith(("gridlaw: " + option, "gridlaw: Invalid value for"))
+    assert len(result.stderr.splitlines()) == 1
+
+
 def document(study: Path, *words: str) -> dict[str, Any]:
     root = study.parent / "root"
     result = CliRunner().invoke(app, ["plan", str(study), "--root", str(root), "--gpus", "0", *words, "--json"])

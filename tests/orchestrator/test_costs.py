@@ -129,6 +129,11 @@ def test_disk_is_what_jobs_leave(tmp_path: Path, one_worker: None, keep: str) ->
     assert stored == pytest.approx(state, rel=0.05)
 
 
+def test_no_more_jobs_write_at_once_than_there_are() -> None:
+    disks = [plan.make(grid(seeds=(0, 1)), Path("none"), {}, slots=slots).disk_bytes for slots in (1, 2, 12, 1000)]
+    assert disks[1] - disks[0] == pytest.approx((disks[2] - disks[1]) / 10) and disks[2] == disks[3]
+
+
 def saved(folder: Path, stage: int, workers: int) -> None:
     """A checkpoint as far as the check reads it."""
     folder = folder / "checkpoints" / "step-00000003"
