@@ -12,10 +12,10 @@ from test_study import SIZE, Noise
 from orchestrator import identity, plan
 from orchestrator.jobs import Job, Known
 from orchestrator.ledger import AttemptEnd, JobRow, Ledger
+from orchestrator.loop import Waiting
 from orchestrator.measure import Measurement
 from orchestrator.plan import Plan
 from orchestrator.recipe import Recipe
-from orchestrator.scheduler import Queue
 from orchestrator.study import Arm, Study
 from orchestrator.submit import _tuner
 from orchestrator.tuning.settings import Tuning
@@ -67,8 +67,10 @@ class Killed(Exception):
 def _ready_trials(ledger: Ledger, jobs: Sequence[Job]) -> list[JobRow]:
     rows = ledger.snapshot()
     pending = [job for job in jobs if rows[job.id].state == "pending"]
-    queue = Queue(pending, [row.id for row in rows.values() if row.state == "finished"])
-    return sorted((rows[job.id] for job in queue.ready if rows[job.id].kind == "tune"), key=lambda row: row.id)
+    waiting = Waiting(pending, {row.id for row in rows.values() if row.state == "finished"})
+    return sorted(
+        (rows[job.id] for job in waiting.ready.by_length(()) if rows[job.id].kind == "tune"), key=lambda row: row.id
+    )
 
 
 class FakeDriver:
