@@ -84,14 +84,16 @@ def plan(
 
         limits = Limits(max_hours, max_cost, as_bytes(max_disk))
         loaded, _ = study_of(study, root)
-        here = allowance.slots_of(loaded, cpus, gpus)
         if device:
             place = machine.device_named(loaded, device, mfu, price, calibrate, device_flops)
+            slots = devices or allowance.slots_of(loaded, cpus, gpus)
         else:
+            here = allowance.slots_of(loaded, cpus, gpus)
             place = machine.device_here(loaded, here, gpus, device_flops and device_flops * mfu, price)
-        if calibrate:
-            machine.calibrate(loaded, root, here, gpus, Console(stderr=True, highlight=False))
-        made = make_plan(loaded, root, devices or here, place)
+            slots = devices or here
+            if calibrate:
+                machine.calibrate(loaded, root, here, gpus, Console(stderr=True, highlight=False))
+        made = make_plan(loaded, root, slots, place)
         document = made.as_json()
     _print(document, as_json, show.plan)
     resumption.check(made)

@@ -123,6 +123,21 @@ def test_a_device_that_is_not_here(study: Path) -> None:
         elsewhere("abacus", "bfloat16", 0.4, None)
 
 
+def test_more_devices_than_here_leave_a_worker_its_memory(study: Path) -> None:
+    one, many = document(study)["device"], document(study, "--devices", "4096")["device"]
+    assert many == {**one, "count": 4096}
+
+
+def test_threads_of_another_machine_need_not_be_here(study: Path) -> None:
+    study.write_text(
+        STUDY.replace('name="tiny",', 'name="tiny", machine=Machine(threads=4096),').replace(
+            "import Arm, Size", "import Arm, Machine, Size"
+        )
+    )
+    assert document(study, "--device", "H100", "--devices", "8")["device"]["count"] == 8
+    assert "machine.threads: 4096" in CliRunner().invoke(app, ["plan", str(study), "--gpus", "0"]).stderr
+
+
 def test_calibrated_once_a_plan_knows_its_time(study: Path) -> None:
     assert document(study)["totals"]["device_hours"] is None
     got = document(study, "--calibrate")
