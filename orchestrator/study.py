@@ -245,17 +245,13 @@ class Study(BaseModel):
     def _fits_together(self) -> "Study":
         _refuse_repeats("arm", [arm.name for arm in self.arms])
         _refuse_repeats("size", [size.name for size in self.sizes])
-        alike: dict[tuple[str, str, ModelConfig], str] = {}
         for arm in self.arms:
             for size in self.sizes:
-                for condition, source in self.data.items():
+                for source in self.data.values():
                     try:
-                        model = self.model_of(arm, size, source)
+                        self.model_of(arm, size, source)
                     except ValueError as error:
                         raise ValueError(f"arm {arm.name!r}, size {size.name!r}: {error}") from None
-                    other = alike.setdefault((size.name, condition, model), arm.name)
-                    if other != arm.name:
-                        raise ValueError(f"arms: {arm.name!r} is the same decoder as {other!r}; drop one")
         if self.question and self.question.reference not in {arm.name for arm in self.arms}:
             names = ", ".join(arm.name for arm in self.arms)
             raise ValueError(f"question.reference: {self.question.reference!r} is no arm; arms: {names}")

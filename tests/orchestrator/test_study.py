@@ -200,11 +200,6 @@ def test_identity_is_stable():
         ({"arms": []}, ["Study.arms", "empty"]),
         ({"seeds": []}, ["Study.seeds", "empty"]),
         ({"arms": [Arm(name="a", pattern="full"), Arm(name="a", pattern="swa-8")]}, ["arm 'a'", "2 times"]),
-        ({"arms": [Arm(name="a", pattern="full"), Arm(name="b", pattern=" full")]}, ["drop one"]),
-        (
-            {"arms": [Arm(name="a", pattern="full"), Arm(name="b", pattern="full", backbone={"sinks": 2})]},
-            ["'b' is the same decoder as 'a'", "drop one"],
-        ),
         ({"arms": [{"name": "a", "pattern": "full", "backbone": {"sink": 2}}]}, ["backbone.sink", "unknown field"]),
         ({"arms": [{"name": "a", "pattern": "full", "positions": {"full": 2.0}}]}, ["full turns 2.0 of each head"]),
         ({"arms": [{"name": "a", "pattern": "full", "positions": "ropes"}]}, ["positions"]),
@@ -236,6 +231,13 @@ def test_identity_is_stable():
 def test_bad_studies_are_refused_in_one_line(changes, words):
     line = refusal(**changes)
     assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("other", [{"pattern": " full"}, {"pattern": "full", "backbone": {"sinks": 2}}])
+def test_arms_that_are_one_decoder_are_refused(other):
+    twice = make_study(arms=[Arm(name="a", pattern="full"), Arm(name="b", **other)])
+    with pytest.raises(InputError, match="are one and the same training; drop one"):
+        cells.expand(twice)
 
 
 def test_budget_below_one_step_is_refused():
