@@ -18,8 +18,10 @@ from orchestrator.measure import Measurement
 class Haystack(Protocol):
     """What data offers whose facts can be put where one wants them."""
 
-    def needle(self, row: int, length: int, depth: float, others: int) -> tuple[np.ndarray, np.ndarray]:
-        """(text up to the answer int64 [length], the answer's tokens int64)."""
+    def needle(
+        self, row: int, length: int, depth: float, others: int, choices: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(text up to the answer int64 [length], the answer's tokens int64), the answer one of `choices`."""
 
 
 class Needles(BaseModel):

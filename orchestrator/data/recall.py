@@ -112,9 +112,12 @@ class RecallLanguage(BaseModel):
             length=np.ones_like(answer),
         )
 
-    def needle(self, row: int, length: int, depth: float, others: int) -> tuple[np.ndarray, np.ndarray]:
+    def needle(
+        self, row: int, length: int, depth: float, others: int, choices: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(filler with one fact at a depth, 0 first and 1 last, and `others` elsewhere, up to its key again: int64
-        [length], the value: int64 [1]). The same for every arm; raises InputError where they do not fit."""
+        [length], the value: int64 [1]). choices: of how many values it is one, all by default. The same for every arm;
+        raises InputError where the facts do not fit."""
         draw = generator("needle", 0, row=row)
         offset = (length - 1) % 2
         slots = (length - 1 - offset) // 2  # the last token is the key that is asked
@@ -125,6 +128,7 @@ class RecallLanguage(BaseModel):
         values = self.fillers + self.keys + draw.integers(self.values, size=others + 1)
         asked = round(depth * (slots - 1))
         free = np.delete(np.arange(slots), asked)
+        values[0] = self.fillers + self.keys + draw.integers(choices or self.values)
         for key, value, slot in zip(keys, values, [asked, *draw.choice(free, others, replace=False)], strict=True):
             document[offset + 2 * slot : offset + 2 * slot + 2] = key, value
         document[-1] = keys[0]

@@ -148,13 +148,19 @@ class TextCorpus(BaseModel):
         """What tokens say."""
         return self._corpus().decode(tokens.tolist())
 
-    def needle(self, row: int, length: int, depth: float, others: int) -> tuple[np.ndarray, np.ndarray]:
+    def needle(
+        self, row: int, length: int, depth: float, others: int, choices: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(held-out text with one planted sentence at a depth, 0 first and 1 last, and `others` elsewhere, then the
-        sentence again up to its number: int64 [length], the number's digits: int64). The same for every arm; raises
-        InputError where they do not fit."""
+        sentence again up to its number: int64 [length], the number's digits: int64). choices: how many numbers it may
+        be, which then differ in the last digit alone; any by default. The same for every arm; raises InputError where
+        the sentences do not fit."""
         corpus, draw = self._corpus(), generator("needle", 0, row=row)
         taken: set[str] = set()
-        told, *rest = [self._sentence(corpus, *_fact(draw, self.digits, taken)) for _ in range(others + 1)]
+        (word, number), *facts = [_fact(draw, self.digits, taken) for _ in range(others + 1)]
+        if choices is not None:
+            number = int(draw.integers(choices))
+        told, *rest = [self._sentence(corpus, *fact) for fact in ((word, number), *facts)]
         end = len(corpus.encode(self._end()))
         stem, answer = told[: -end - self.digits], told[-end - self.digits : -end]
         room = length - len(stem) - len(told) - sum(map(len, rest))
