@@ -23,15 +23,15 @@ class ReceptiveField(BaseModel):
     whose full layers, or other layers, see W tokens; the unconstrained values are those of the measures themselves.
 
     Recurrent layers are restarted W tokens back; a layer's own window holds where it is narrower. windows: W. sinks:
-    first tokens that limited softmax layers see too. edges: of recall's buckets. A kind of layer that the model lacks
-    is left out.
+    first tokens that limited softmax layers see too. edges: of recall's buckets. documents: of recall, half as
+    many for the loss. A kind of layer that the model lacks is left out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     windows: tuple[int, ...] = (8, 32)
     sinks: int = Field(default=0, ge=0)
-    documents: int = Field(default=32, gt=0)
+    documents: int = Field(default=16, gt=0)
     edges: tuple[int, ...] = (8, 32, 128)
 
     @field_validator("windows")
@@ -61,7 +61,7 @@ class ReceptiveField(BaseModel):
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
         measures = (
             RecallByDistance(documents=self.documents, edges=self.edges),
-            ValidationLoss(documents=self.documents),
+            ValidationLoss(documents=-(-self.documents // 2)),
         )
         metrics: dict[str, float] = {}
         rows = []
