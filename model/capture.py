@@ -48,6 +48,22 @@ def attention_rows(
     return {index: torch.cat(heads, 1) for index, heads in rows.items()}
 
 
+@torch.no_grad()
+def last_states(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
+    """The residual stream at the last token, [L+1, B, D]: its embedding, then what each layer leaves."""
+    states = [model.embedding(tokens_BT[:, -1])]
+    hooks = [
+        block.register_forward_hook(lambda block, inputs, output: states.append(output[:, -1]))
+        for block in model.blocks
+    ]
+    try:
+        model.hidden(model.embedding(tokens_BT))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(states)
+
+
 def _rows(mixer: Attention, x_BTD: Tensor, angles: Angles, positions_BQ: Tensor) -> Tensor:
     query_BHTK, key_BGTK = mixer.queries_and_keys(x_BTD, angles)
     batch, heads, length, width = query_BHTK.shape

@@ -6,6 +6,7 @@ modeling_gridlaw.py  the class, and beside it the files it imports, which are th
                      relative: there is no second model to keep equal
 """
 
+import hashlib
 import json
 import re
 from dataclasses import asdict
@@ -54,6 +55,15 @@ def read(folder: Path) -> LanguageModel:
     except RuntimeError:
         raise ValueError(f"{folder / WEIGHTS}: its weights are not those of config.json; export it again") from None
     return model
+
+
+def digest(folder: Path) -> str:
+    """12 hexadecimal digits of SHA-256 over an exported folder's weights. Raises ValueError where there are none."""
+    try:
+        with (folder / WEIGHTS).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    except OSError as error:
+        raise ValueError(f"{folder / WEIGHTS}: holds no weights ({error}); export it again") from None
 
 
 def sources() -> dict[str, str]:

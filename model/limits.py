@@ -1,6 +1,6 @@
 """What may be changed at evaluation without training: how far layers see, and the scale of their queries."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -41,11 +41,13 @@ def chosen_layers(model: LanguageModel, indices: Iterable[int]) -> dict[int, lis
 
 
 @contextmanager
-def limited(model: LanguageModel, windows: Mapping[int, int], sinks: int = 0) -> Iterator[None]:
+def limited(
+    model: LanguageModel, windows: Mapping[int, int], sinks: int = 0, mixers: Collection[str] = ("full", "swa")
+) -> Iterator[None]:
     """Within the context, layer i sees at most its last windows[i] tokens and the first `sinks` of the sequence.
 
-    A layer's own window still holds where it is smaller. Raises ValueError for a layer without softmax attention, a
-    window below 1, or sinks below 0.
+    mixers: which heads that is said of where several share a layer. A layer's own window still holds where it is
+    smaller. Raises ValueError for a layer without softmax attention, a window below 1, or sinks below 0.
     """
     if sinks < 0:
         raise ValueError(f"sinks: {sinks} is negative; give 0 or more")
@@ -53,7 +55,8 @@ def limited(model: LanguageModel, windows: Mapping[int, int], sinks: int = 0) ->
     for index, window in windows.items():
         if window < 1:
             raise ValueError(f"windows: layer {index} has window {window}; a window counts the current token, so >= 1")
-        chosen += [(part.mixer, window) for part in chosen_layers(model, [index])[index]]
+        parts = chosen_layers(model, [index])[index]
+        chosen += [(part.mixer, window) for part in parts if part.name in mixers]
     before = [(mixer, mixer.window, mixer.sinks) for mixer, _ in chosen]
     try:
         for mixer, window in chosen:

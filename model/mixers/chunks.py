@@ -37,6 +37,7 @@ def chunked_linear_attention(
     """
     if fla_takes(k_BTGK, v_BTHV):
         return fla_linear_attention(q_BTGK, k_BTGK, v_BTHV, g_BTH, state_BHKV)
+    chunk = min(chunk, v_BTHV.shape[1])
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k, v, g = (padded(x, chunk) for x in (q_BTGK, k_BTGK, v_BTHV, g_BTH))
         if state_BHKV is None:

@@ -147,6 +147,7 @@ def chunked_gated_delta_rule(
     """What `reference_gated_delta_rule` gives, over chunks of tokens: flash-linear-attention's where it can."""
     if fla_takes(k_BTHK, v_BTHV):
         return fla_gated_delta_rule(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, state_BHKV)
+    chunk = min(chunk, v_BTHV.shape[1])
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k, v, g, beta = (padded(x, chunk) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH))
         if state_BHKV is None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ _LEAST_BYTES = 100_000
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _BYTES = 257  # vocabulary of bytes and the separator
 _SEPARATOR = "<|document|>"
+_REMEMBERED = 256  # characters of the longest text whose tokens are kept
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,15 @@ class Part:
 class Corpus:
     """digest: of the text itself. token_bytes: int64 [vocabulary], bytes of text of each token.
 
-    encode: short text to token ids, remembered, because planted sentences repeat their words.
+    encode: short text to token ids, remembered, because planted sentences repeat their words. decode: token ids to
+    text, separators left out, bytes that are no UTF-8 replaced.
     """
 
     digest: str
     training: Part
     held_out: Part
     encode: Callable[[str], tuple[int, ...]]
+    decode: Callable[[Sequence[int]], str]
     separator: int
     token_bytes: np.ndarray
 
@@ -75,13 +78,16 @@ def load(folders: tuple[Path, ...], suffixes: tuple[str, ...], vocab_size: int, 
         name: Part(np.load(folder / f"{name}.npy", mmap_mode="r"), np.load(folder / f"{name}_starts.npy"))
         for name in ("training", "held_out")
     }
-    encode, separator, token_bytes = _codec(folder / "tokenizer.json")
+    encode, decode, separator, token_bytes = _codec(folder / "tokenizer.json")
 
     @functools.lru_cache(maxsize=16384)
     def remembered(text: str) -> tuple[int, ...]:
         return tuple(encode(text))
 
-    return Corpus(digest, part["training"], part["held_out"], remembered, separator, token_bytes)
+    def encoded(text: str) -> tuple[int, ...]:
+        return remembered(text) if len(text) <= _REMEMBERED else tuple(encode(text))
+
+    return Corpus(digest, part["training"], part["held_out"], encoded, decode, separator, token_bytes)
 
 
 def _read(folders: tuple[Path, ...], suffixes: tuple[str, ...]) -> list[bytes]:
@@ -125,7 +131,7 @@ def _tokenise(files: list[bytes], vocab_size: int, folder: Path) -> None:
             (draft / "tokenizer.json").write_text("null")
         else:
             _train_bpe(training, vocab_size).save(str(draft / "tokenizer.json"))
-        encode, _, _ = _codec(draft / "tokenizer.json")
+        encode, *_ = _codec(draft / "tokenizer.json")
         for name, texts in (("training", training), ("held_out", held_out)):
             tokens = [np.array(encode(text.decode()), dtype=np.uint16) for text in texts]
             np.save(draft / f"{name}.npy", np.concatenate(tokens))
@@ -177,14 +183,23 @@ def _train_bpe(texts: list[bytes], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _codec(path: Path) -> tuple[Callable[[str], list[int]], int, np.ndarray]:
-    """(encode, separator, bytes of each token) of a tokenizer file; "null" stands for bytes."""
+def _codec(path: Path) -> tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str], int, np.ndarray]:
+    """(encode, decode, separator, bytes of each token) of a tokenizer file; "null" stands for bytes."""
     if json.loads(path.read_bytes()) is None:
-        return lambda text: list(text.encode()), _BYTES - 1, np.ones(_BYTES, dtype=np.int64)
+
+        def text_of(tokens: Sequence[int]) -> str:
+            return bytes(token for token in tokens if token < _BYTES - 1).decode(errors="replace")
+
+        return lambda text: list(text.encode()), text_of, _BYTES - 1, np.ones(_BYTES, dtype=np.int64)
     tokenizer = Tokenizer.from_file(str(path))
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     # A byte-level token writes each of its bytes as one character.
     lengths = np.ones(len(vocabulary), dtype=np.int64)
     for token, index in vocabulary.items():
         lengths[index] = 1 if token == _SEPARATOR else len(token)
-    return lambda text: tokenizer.encode(text).ids, vocabulary[_SEPARATOR], lengths
+    return (
+        lambda text: tokenizer.encode(text).ids,
+        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
+        vocabulary[_SEPARATOR],
+        lengths,
+    )

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import numpy as np
 
 # Spaces of random numbers that never meet: no seed trains on what another space holds out.
-Space = Literal["training", "held out", "facts", "language"]
-_KEYS: dict[Space, int] = {"training": 0, "held out": 1, "facts": 2, "language": 3}
+Space = Literal["training", "held out", "facts", "language", "needle"]
+_KEYS: dict[Space, int] = {"training": 0, "held out": 1, "facts": 2, "language": 3, "needle": 4}
 
 
 def generator(space: Space, seed: int, step: int = 0, row: int = 0) -> np.random.Generator:

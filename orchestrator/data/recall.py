@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.data.draws import Space, generator, log_uniform
 from orchestrator.data.stream import FactSet
+from orchestrator.errors import InputError
 
 _BINS = 4096  # successor probabilities are multiples of 1/4096
 
@@ -111,6 +112,28 @@ class RecallLanguage(BaseModel):
             length=np.ones_like(answer),
         )
 
+    def needle(
+        self, row: int, length: int, depth: float, others: int, choices: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(filler with one fact at a depth, 0 first and 1 last, and `others` elsewhere, up to its key again: int64
+        [length], the value: int64 [1]). choices: of how many values it is one, all by default. The same for every arm;
+        raises InputError where the facts do not fit."""
+        draw = generator("needle", 0, row=row)
+        offset = (length - 1) % 2
+        slots = (length - 1 - offset) // 2  # the last token is the key that is asked
+        if others + 1 > min(slots, self.keys):
+            raise InputError(f"others: {others} facts do not fit {length} tokens of {self.keys} keys; give fewer")
+        document = self._filler(draw.random((1, length + 1)))[0]
+        keys = self.fillers + draw.permutation(self.keys)[: others + 1]
+        values = self.fillers + self.keys + draw.integers(self.values, size=others + 1)
+        asked = round(depth * (slots - 1))
+        free = np.delete(np.arange(slots), asked)
+        values[0] = self.fillers + self.keys + draw.integers(choices or self.values)
+        for key, value, slot in zip(keys, values, [asked, *draw.choice(free, others, replace=False)], strict=True):
+            document[offset + 2 * slot : offset + 2 * slot + 2] = key, value
+        document[-1] = keys[0]
+        return document, values[:1]
+
     def _documents(self, space: Space, seed: int, step: int, rows: range) -> np.ndarray:
         """int64 [len(rows), T+1]. Row by row from one block of uniforms, so that a row does not depend on its batch."""
         length, most, slots = self.context + 1, self.facts_per_document[1], self.context // 2 + 1
@@ -139,7 +162,7 @@ class RecallLanguage(BaseModel):
         return documents
 
     def _filler(self, uniforms: np.ndarray) -> np.ndarray:
-        """Filler tokens, int64 [B, T+1], from uniforms [B, T+2]; the first of a row draws the state before it."""
+        """Filler tokens, int64 [B, N], from uniforms [B, N+1]; the first of a row draws the state before it."""
         table = _markov(self.language, self.fillers, self.successors)
         before = (uniforms[:, 0] * self.fillers).astype(np.int64).tolist()
         bins = (uniforms[:, 1:] * _BINS).astype(np.int64).tolist()
@@ -148,7 +171,7 @@ class RecallLanguage(BaseModel):
             return table[state][chosen]
 
         rows = [[*accumulate(row, follow, initial=state)][1:] for state, row in zip(before, bins, strict=True)]
-        return np.array(rows, dtype=np.int64).reshape(-1, self.context + 1)
+        return np.array(rows, dtype=np.int64).reshape(-1, uniforms.shape[1] - 1)
 
 
 @functools.cache

@@ -139,6 +139,37 @@ class TextCorpus(BaseModel):
             length=np.full_like(answer_, self.digits),
         )
 
+    def prompt(self, text: str) -> np.ndarray:
+        """A text as a document begins: int64, the separator first."""
+        corpus = self._corpus()
+        return np.array([corpus.separator, *corpus.encode(text)], dtype=np.int64)
+
+    def text(self, tokens: np.ndarray) -> str:
+        """What tokens say."""
+        return self._corpus().decode(tokens.tolist())
+
+    def needle(
+        self, row: int, length: int, depth: float, others: int, choices: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(held-out text with one planted sentence at a depth, 0 first and 1 last, and `others` elsewhere, then the
+        sentence again up to its number: int64 [length], the number's digits: int64). choices: how many numbers it may
+        be, which then differ in the last digit alone; any by default. The same for every arm; raises InputError where
+        the sentences do not fit."""
+        corpus, draw = self._corpus(), generator("needle", 0, row=row)
+        taken: set[str] = set()
+        (word, number), *facts = [_fact(draw, self.digits, taken) for _ in range(others + 1)]
+        if choices is not None:
+            number = int(draw.integers(choices))
+        told, *rest = [self._sentence(corpus, *fact) for fact in ((word, number), *facts)]
+        end = len(corpus.encode(self._end()))
+        stem, answer = told[: -end - self.digits], told[-end - self.digits : -end]
+        room = length - len(stem) - len(told) - sum(map(len, rest))
+        if room < others + 2:
+            raise InputError(f"others: {others} sentences do not fit {length} tokens; give fewer or a greater length")
+        text = self._passage(draw, corpus.separator, corpus.held_out, room)
+        places = [1 + round(depth * (room - 1)), *draw.integers(1, room, size=others, endpoint=True)]
+        return np.concatenate([_with_sentences(text, places, [told, *rest]), stem]), answer
+
     def bytes_of(self, tokens: np.ndarray) -> int:
         """Bytes of text that the tokens stand for; a separator counts as one."""
         return int(self._corpus().token_bytes[tokens].sum())
@@ -172,8 +203,7 @@ class TextCorpus(BaseModel):
             sentences = []
         text = self._passage(draw, corpus.separator, part, length - sum(map(len, sentences)))
         places = np.sort(draw.integers(1, len(text), size=len(sentences), endpoint=True))
-        pieces = np.split(text, places)
-        return np.concatenate([pieces[0], *(x for pair in zip(sentences, pieces[1:], strict=True) for x in pair)])
+        return _with_sentences(text, places.tolist(), sentences)
 
     def _passage(self, draw: np.random.Generator, separator: int, part: Part, length: int) -> np.ndarray:
         """int64 [length]: the separator, then consecutive tokens of one file."""
@@ -187,6 +217,15 @@ class TextCorpus(BaseModel):
 
     def _end(self) -> str:
         return self.sentence[self.sentence.index("{number}") + len("{number}") :].format() + "\n"
+
+
+def _with_sentences(text: np.ndarray, places: list[int], sentences: list[np.ndarray]) -> np.ndarray:
+    """The text with each sentence before the token at its place."""
+    order = np.argsort(places, kind="stable")
+    pieces = np.split(text, [places[i] for i in order])
+    return np.concatenate(
+        [pieces[0], *(x for i, piece in zip(order, pieces[1:], strict=True) for x in (sentences[i], piece))]
+    )
 
 
 def _lengths(draw: np.random.Generator, context: int) -> list[int]:
