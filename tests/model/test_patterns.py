@@ -4,6 +4,8 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from model import cost
@@ -33,6 +35,42 @@ def awake(pattern: str, heads: int = 4, positions="rope", sinks: int = 0, **chan
 
 def tokens(length: int = 41) -> Tensor:
     return torch.randint(0, 23, (2, length), generator=torch.Generator().manual_seed(4))
+
+
+word = st.sampled_from(["full", "swa-1", "swa-7", "gdn", "lightning", "mamba2"])
+words = st.one_of(word, st.tuples(word, word).map("+".join), st.tuples(word, word).map(lambda w: f"{w[0]}:3+{w[1]}"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    pattern=st.tuples(words, words).map(" ".join),
+    rope=st.sampled_from([True, False, 0.5]),
+    sinks=st.integers(0, 3),
+    changes=st.fixed_dictionaries(
+        {},
+        optional={
+            "qk_norm": st.just(1.5), "key_shift": st.just(True), "sink_logit": st.just(True),
+            "logit_softcap": st.just(5.0), "tied_embeddings": st.just(True), "mlp": st.just("relu2"),
+        },
+    ),
+    data=st.data(),
+)  # fmt: skip
+def test_any_decoder_is_causal_and_reads_a_token_at_a_time(pattern, rope, sinks, changes, data):
+    positions = dict.fromkeys(("full", "swa", "lightning"), {True: "rope", False: "nope"}.get(rope, rope))
+    model = awake(pattern, positions=positions, sinks=sinks, **changes)
+    text = tokens(23)
+    expected = model(text)
+    place = data.draw(st.integers(0, 22))
+    other = text.clone()
+    other[:, place] = (other[:, place] + 1) % 23
+    assert torch.allclose(model(other)[:, :place], expected[:, :place], atol=1e-10)
+    cut = data.draw(st.integers(1, 22))
+    logits, state = model.prefill(text[:, :cut])
+    assert torch.allclose(logits, expected[:, cut - 1], atol=1e-9)
+    for position in range(cut, 23):
+        now, state = model.step(text[:, position], state)
+        assert torch.allclose(now, expected[:, position], atol=1e-9)
+    assert cost.parameters(model.config).total == sum(p.numel() for p in model.parameters())
 
 
 def test_a_word_says_which_heads_a_mixer_has():
