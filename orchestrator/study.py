@@ -56,8 +56,24 @@ class Arm(BaseModel):
     @field_validator("backbone")
     @classmethod
     def _is_known(cls, backbone: dict[str, Any]) -> dict[str, Any]:
-        Backbone.model_validate(backbone)
+        try:
+            Backbone.model_validate(backbone)
+        except ValidationError as error:
+            raise ValueError(one_line(error)) from None
         return backbone
+
+    @field_validator("positions", mode="before")
+    @classmethod
+    def _are_positions(cls, positions: Any) -> Any:
+        by_mixer = positions.values() if isinstance(positions, dict) else ()
+        if positions in ("rope", "nope", "nope-full") or (
+            by_mixer and all(rope in ("rope", "nope") or type(rope) in (int, float) for rope in by_mixer)
+        ):
+            return positions
+        raise ValueError(
+            f"{positions!r} is refused; give rope, nope or nope-full, or by mixer rope, nope or the share of each head "
+            f'that turns: {{"full": "nope", "swa": 0.25}}'
+        )
 
 
 class Size(BaseModel):
