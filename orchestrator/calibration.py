@@ -102,7 +102,8 @@ def measure(study: Study, cell: Cell, device: str, name: str, root: Path, beside
 def _together(count: int, work: Callable[[str, Callable[[], Any]], _Timed]) -> list[_Timed]:
     """`work`(number, wait) in as many processes, each of which goes on from wait() when all have come to it.
 
-    Forked, so that a study's own classes need no pickling. Raises _Fault with what failed.
+    Forked, so that a study's own classes need no pickling: only from a process that has trained nothing itself, as
+    torch's backward pass hangs in the fork of one that has. Raises _Fault with what failed.
     """
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
