@@ -1,8 +1,10 @@
 """What is timed and what is left out; the command's test times a real study."""
 
+import gc
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,26 @@ def test_as_many_are_timed_together_as_run_at_once(tmp_path: Path, beside: int) 
     assert speed.tokens_per_second > 0 and speed.start_seconds > 0 and speed.commit_seconds > 0
     assert list(speed.measure_seconds) == [identity.of_measure(study.measures[0])]
     assert list((tmp_path / "root").iterdir()) == [], "checkpoints that were timed are gone"
+
+
+@pytest.mark.timeout(120)
+def test_processes_leave_alone_what_the_parent_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process group made before the fork cannot be destroyed after it: its threads are not there."""
+    study = grid((10 * STEP,))
+    cell = plan.make(study, Path("none"), {}).cells[0]
+    draw = Noise.batch
+
+    def collecting(*args: Any) -> Any:
+        gc.collect()
+        return draw(*args)
+
+    gc.disable()
+    try:
+        calibration.measure(study, cell, "cpu", "CPU x", tmp_path)
+        monkeypatch.setattr(Noise, "batch", collecting)
+        assert calibration.measure(study, cell, "cpu", "CPU x", tmp_path, 2).beside == 2
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("beside", [1, 2])
