@@ -27,10 +27,14 @@ def _rule(name: str, config: ModelConfig) -> Draw:
         "query_gain": constant(config.qk_norm or 0.0),
         "key_gain": constant(config.qk_norm or 0.0),
         "key_shift": constant(0.0),
+        "sink_logit": constant(0.0),
     }
     if name.startswith("blocks."):
-        _, index, inside, *_ = name.split(".")
-        table |= mixer_of(config.layers[int(index)]).first if inside == "mixer" else {}
+        _, index, inside, *deeper = name.split(".")
+        layer = config.layers[int(index)]
+        if layer.parts and deeper[0] == "parts":
+            layer = layer.parts[int(deeper[1])]
+        table |= mixer_of(layer).first if inside == "mixer" else {}
     if part not in table:
         raise ValueError(f"{name}: no initialisation is written for it; add {part!r} to its mixer or to initialize.py")
     return table[part]

@@ -1,7 +1,8 @@
-"""Which kernel computes attention: the only file that chooses one, or imports a library of them.
+"""Which kernel computes attention and recurrences: the only file that chooses one, or imports a library of them.
 
-All compute the same: softmax over scores/sqrt(K), where key j is visible to query i iff 0 <= i-j < window (the window
-counts the current token) or j < sinks and j <= i. A kernel that cannot honour a setting refuses it and says why.
+All kernels of attention compute the same: softmax over scores/sqrt(K), where key j is visible to query i iff
+0 <= i-j < window (the window counts the current token) or j < sinks and j <= i. A kernel that cannot honour a setting
+refuses it and says why.
 """
 
 import functools
@@ -13,15 +14,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from model.config import ModelConfig
+from model.config import Layer, ModelConfig
 from model.local_attention import HALF, local_attention, visible
 
 try:
     from flash_attn import flash_attn_func
 except ImportError:
     flash_attn_func = None
+try:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.simple_gla import chunk_simple_gla
+except ImportError:
+    chunk_gated_delta_rule = chunk_simple_gla = None
 
 SOFTMAX = ("full", "swa")  # mixers whose kernel is one of KERNELS
+SINK_WIDTH = 8  # what a learned sink adds to a head's width: half-precision kernels want multiples of 8
 
 
 @dataclass(frozen=True)
@@ -89,15 +96,63 @@ def choose(setting: Setting, kernel: str | None = None) -> tuple[str, dict[str, 
 def chosen(config: ModelConfig, device: str, dtype: torch.dtype) -> dict[str, tuple[str, dict[str, str]]]:
     """Pattern word → (kernel, why each one before it refuses) of a decoder's layers on its training sequences.
 
-    Recurrent mixers have one form, chunks in plain torch, on every device.
+    Recurrent mixers have two: flash-linear-attention, and chunks in plain torch.
     """
     found: dict[str, tuple[str, dict[str, str]]] = {}
-    for layer in config.layers:
-        word = layer.mixer if layer.window is None else f"{layer.mixer}-{layer.window}"
+    for layer in config.parts():
         window = layer.window if layer.window is not None and layer.window < config.context else None
-        setting = Setting(device, dtype, config.head_dim, window)
-        found[word] = choose(setting) if layer.mixer in SOFTMAX else ("chunks", {})
+        if layer.mixer in SOFTMAX:
+            width = config.head_dim + (SINK_WIDTH if config.sink_logit else 0)
+            sinks = layer.sinks + config.sink_logit
+            found[layer.word] = choose(Setting(device, dtype, width, window, sinks))
+        else:
+            reason = fla_refusal(Setting(device, dtype, _key_width(config, layer)))
+            found[layer.word] = ("fla", {}) if reason is None else ("chunks", {"fla": reason})
     return found
+
+
+def _key_width(config: ModelConfig, layer: Layer) -> int:
+    settings = layer.settings
+    return getattr(settings, "d_state", None) or getattr(settings, "key_dim", None) or config.head_dim
+
+
+def fla_refusal(setting: Setting) -> str | None:
+    """Why flash-linear-attention cannot compute a recurrence with keys of a width, or None where it can."""
+    if chunk_gated_delta_rule is None:
+        return "not installed"
+    if setting.device != "cuda" or setting.dtype not in HALF:
+        return f"it needs bfloat16 or float16 on CUDA, not {setting.dtype} on {setting.device}"
+    return f"keys {setting.width} wide are above 256" if setting.width > 256 else None
+
+
+def fla_takes(key_BTHK: Tensor, value_BTHV: Tensor) -> bool:
+    """Whether flash-linear-attention computes a recurrence with these; the values' type counts, as in `attend`."""
+    setting = Setting(value_BTHV.device.type, value_BTHV.dtype, key_BTHK.shape[-1])
+    return fla_refusal(setting) is None
+
+
+def fla_linear_attention(
+    q_BTGK: Tensor, k_BTGK: Tensor, v_BTHV: Tensor, g_BTH: Tensor, state_BHKV: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What `model.mixers.chunks.chunked_linear_attention` gives, by flash-linear-attention's simple_gla."""
+    ratio = v_BTHV.shape[2] // k_BTGK.shape[2]
+    # It knows no shared keys.
+    q, k = (x.to(v_BTHV.dtype).repeat_interleave(ratio, 2) if ratio > 1 else x for x in (q_BTGK, k_BTGK))
+    # Its default scale is 1/sqrt(K): the queries here are scaled already.
+    return chunk_simple_gla(
+        q.to(v_BTHV.dtype), k.to(v_BTHV.dtype), v_BTHV, g_BTH.float(),
+        scale=1.0, initial_state=state_BHKV, output_final_state=True,
+    )  # fmt: skip
+
+
+def fla_gated_delta_rule(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, g_BTH: Tensor, beta_BTH: Tensor, state_BHKV: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What `model.mixers.gated_deltanet.chunked_gated_delta_rule` gives, by flash-linear-attention."""
+    q, k, beta = (x.to(v_BTHV.dtype) for x in (q_BTHK, k_BTHK, beta_BTH))
+    return chunk_gated_delta_rule(
+        q, k, v_BTHV, g_BTH.float(), beta, scale=1.0, initial_state=state_BHKV, output_final_state=True
+    )
 
 
 def _flash_refusal(setting: Setting) -> str | None:
@@ -158,14 +213,12 @@ def block_mask(length: int, window: int | None, sinks: int, device: torch.device
 
 
 def _blocks_refusal(setting: Setting) -> str | None:
-    if setting.window is None:
-        return "it needs a window shorter than the sequence"
-    return "it has no sinks" if setting.sinks else None
+    return None if setting.window is not None else "it needs a window shorter than the sequence"
 
 
 def _blocks(query: Tensor, key: Tensor, value: Tensor, window: int | None, sinks: int) -> Tensor:
     assert window is not None
-    return local_attention(query, key, value, window)
+    return local_attention(query, key, value, window, sinks)
 
 
 def _masked(query: Tensor, key: Tensor, value: Tensor, window: int | None, sinks: int) -> Tensor:

@@ -12,7 +12,8 @@ from model.block import Block
 from model.config import ModelConfig
 from model.cost import LOSS_LOGITS
 from model.initialize import initialize
-from model.mixers.mixer import State
+from model.mixers.mixer import Angles, State
+from model.mixers.table import rotary_widths
 from model.norms import RMSNorm
 from model.positions import rope_angles
 
@@ -39,14 +40,14 @@ class LanguageModel(nn.Module):
         self.norm = RMSNorm(config.d_model, config.norm_eps, config.norm_gain)
         self.head = None if config.tied_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.recompute = False
-        self._angles: tuple[Tensor, Tensor] | None = None
+        self._angles: Angles = {}
 
-    def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """RoPE cosines and sines of the first positions, float32 [T, K/2] each, kept until a longer call needs more."""
-        if self._angles is None or len(self._angles[0]) < length or self._angles[0].device != device:
-            self._angles = rope_angles(length, self.config.head_dim, self.config.rope_base, device)
-        cosines, sines = self._angles
-        return cosines[:length], sines[:length]
+    def angles(self, length: int, device: torch.device) -> Angles:
+        """RoPE's cosines and sines of the first positions, kept until a longer call needs more."""
+        widths = rotary_widths(self.config)
+        if any(len(cos) < length or cos.device != device for cos, _ in self._angles.values()) or not self._angles:
+            self._angles = {width: rope_angles(length, width, self.config.rope_base, device) for width in widths}
+        return {width: (cos[:length], sin[:length]) for width, (cos, sin) in self._angles.items()}
 
     def hidden(self, embedded_BTD: Tensor) -> Tensor:
         """Residual stream after the final norm, from input embeddings. [B, T, D] → [B, T, D]"""
@@ -65,7 +66,11 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What the head makes of `hidden` states, [..., D] → [..., V]; the embedding's own matrix where tied."""
-        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+        logits = F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+        if self.config.logit_scale != 1:
+            logits = logits * self.config.logit_scale
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * (logits / cap).tanh()
 
     def _stack(self) -> list[Block]:
         return cast(list[Block], list(self.blocks))
@@ -87,8 +92,9 @@ class LanguageModel(nn.Module):
         """Reads one token more of each sequence: logits [B, V] of the next, as `forward` gives, and the new state."""
         position = state.tokens
         # Twice what is needed, lest every step make the whole table again.
-        cosines, sines = self.angles(max(self.config.context, 1 << position.bit_length()), tokens_B.device)
-        angles = cosines[position : position + 1], sines[position : position + 1]
+        every = self.angles(max(self.config.context, 1 << position.bit_length()), tokens_B.device)
+        here = slice(position, position + 1)
+        angles = {width: (cos[here], sin[here]) for width, (cos, sin) in every.items()}
         x_B1D, after = self.embedding(tokens_B[:, None]), []
         for block, layer_state in zip(self._stack(), state.layers, strict=True):
             x_B1D, new = block.step(x_B1D, angles, layer_state)

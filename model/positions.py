@@ -43,7 +43,13 @@ class _Rotated(Function):
 
 
 def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair of x by its position's angle (cos, sin [T, K/2]). The products run in float32 at least."""
+    """Turns each pair of x by its position's angle (cos, sin [T, R/2]). The products run in float32 at least.
+
+    Where R is less than K, the first R numbers of a head turn among themselves and the others stay (GPT-NeoX).
+    """
+    turned = 2 * cos.shape[-1]
+    if turned < x_BHTK.shape[-1]:
+        return torch.cat([rotate(x_BHTK[..., :turned], cos, sin), x_BHTK[..., turned:]], -1)
     wide = x_BHTK.to(torch.promote_types(x_BHTK.dtype, cos.dtype))
     return _Rotated.apply(wide, cos.to(wide.dtype), sin.to(wide.dtype)).to(x_BHTK.dtype)
 

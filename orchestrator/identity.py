@@ -29,19 +29,26 @@ def document(model: ModelConfig, data: Data, recipe: Recipe, steps: int, seed: i
 
 
 def _of_model(model: ModelConfig) -> dict[str, Any]:
-    """All of its fields, but of a layer's own choices only those it has: none of another mixer's are in it."""
+    """Its fields, without choices that later came to exist where they are not made: what was trained stays known."""
     fields = asdict(model)
-    fields["layers"] = [
-        {key: value for key, value in layer.items() if value is not None or key not in ("settings", "d_ff")}
-        for layer in fields["layers"]
-    ]
-    return fields
+    fields["layers"] = [_of_layer(layer) for layer in fields["layers"]]
+    return _chosen(fields, {"sink_logit": False, "logit_scale": 1.0, "logit_softcap": None})
+
+
+def _of_layer(layer: dict[str, Any]) -> dict[str, Any]:
+    settings = layer["settings"] and _chosen(layer["settings"], dict.fromkeys(layer["settings"]))
+    parts = [_of_layer(part) for part in layer["parts"]]
+    unset: dict[str, Any] = {"settings": None, "d_ff": None, "sinks": 0, "parts": [], "weight": 1}
+    return _chosen({**layer, "settings": settings, "parts": parts}, unset)
+
+
+def _chosen(fields: dict[str, Any], unset: dict[str, Any]) -> dict[str, Any]:
+    """The fields that differ from what they are where nothing is chosen."""
+    return {key: value for key, value in fields.items() if key not in unset or value != unset[key]}
 
 
 def _of_recipe(recipe: Recipe) -> dict[str, Any]:
-    """All of its fields, but a z-loss only where there is one."""
-    fields = recipe.model_dump(mode="json")
-    return fields if recipe.z_loss else {key: value for key, value in fields.items() if key != "z_loss"}
+    return _chosen(recipe.model_dump(mode="json"), {"z_loss": 0.0})
 
 
 def with_rate(document: dict[str, Any], rate: dict[str, Any]) -> dict[str, Any]:

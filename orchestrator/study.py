@@ -38,13 +38,26 @@ Name = Annotated[str, Field(pattern=NAME, max_length=LONGEST_NAME)]
 
 
 class Arm(BaseModel):
-    """One architecture. pattern: mixer words repeated over the layers ("swa-8 full"); positions: which ones rotate."""
+    """One architecture.
+
+    pattern: mixer words repeated over the layers ("swa-8 full"), joined by + where mixers share a layer's heads
+    ("swa-8:3+full"). positions: which layers rotate, "rope", "nope" or "nope-full", or by mixer, a number the share of
+    each head that does: {"full": "nope", "swa": 0.25}. backbone: fields in which the arm differs from the study's
+    backbone: {"sinks": 4}.
+    """
 
     model_config = STRICT
 
     name: Name
     pattern: str
-    positions: Literal["rope", "nope", "nope-full"] = "rope"
+    positions: Literal["rope", "nope", "nope-full"] | dict[str, Literal["rope", "nope"] | float] = "rope"
+    backbone: dict[str, Any] = {}
+
+    @field_validator("backbone")
+    @classmethod
+    def _is_known(cls, backbone: dict[str, Any]) -> dict[str, Any]:
+        Backbone.model_validate(backbone)
+        return backbone
 
 
 class Size(BaseModel):
@@ -64,6 +77,7 @@ class Size(BaseModel):
 class Backbone(BaseModel):
     """What all arms share around their mixers; most fields are those of `model.config.ModelConfig`.
 
+    sinks: first tokens of the sequence that layers with a window see besides it.
     mixers: settings that differ from a mixer's defaults, by its word: {"mamba2": {"head_dim": 16, "d_state": 16}}.
     match_parameters: MLPs beside other mixers take the width that gives the layer the parameters of full attention.
     """
@@ -76,6 +90,10 @@ class Backbone(BaseModel):
     key_shift: bool = False
     tied_embeddings: bool = False
     rope_base: float = Field(default=1e4, gt=1)
+    sinks: int = Field(default=0, ge=0)
+    sink_logit: bool = False
+    logit_scale: float = Field(default=1.0, gt=0)
+    logit_softcap: float | None = Field(default=None, gt=0)
     mixers: dict[str, dict[str, StrictInt | str]] = {}
     match_parameters: bool = False
 
@@ -229,10 +247,7 @@ class Study(BaseModel):
     def _fits_together(self) -> "Study":
         _refuse_repeats("arm", [arm.name for arm in self.arms])
         _refuse_repeats("size", [size.name for size in self.sizes])
-        alike = Counter((" ".join(arm.pattern.split()), arm.positions) for arm in self.arms)
         for arm in self.arms:
-            if alike[" ".join(arm.pattern.split()), arm.positions] > 1:
-                raise ValueError(f"arms: {arm.name!r} has the pattern and positions of another arm; drop one")
             for size in self.sizes:
                 for source in self.data.values():
                     try:
@@ -288,15 +303,22 @@ class Study(BaseModel):
 
     def model_of(self, arm: Arm, size: Size, data: Any) -> ModelConfig:
         """The decoder of one arm at one size on one data source."""
+        backbone = self.backbone_of(arm)
         model = ModelConfig(
             vocab_size=data.vocab_size,
             context=data.context,
-            layers=parse_pattern(arm.pattern, size.n_layers, arm.positions, self.backbone.mixers),
+            layers=parse_pattern(arm.pattern, size.n_layers, arm.positions, backbone.mixers, backbone.sinks),
             **size.model_dump(exclude={"name", "n_layers"}),
-            **self.backbone.model_dump(exclude={"mixers", "match_parameters"}),
+            **backbone.model_dump(exclude={"mixers", "match_parameters", "sinks"}),
         )
         cost.parameters(model)  # a mixer refuses here the shapes it cannot have
-        return cost.matched(model) if self.backbone.match_parameters else model
+        return cost.matched(model) if backbone.match_parameters else model
+
+    def backbone_of(self, arm: Arm) -> Backbone:
+        """The study's backbone with the arm's own changes."""
+        return (
+            Backbone.model_validate({**self.backbone.model_dump(), **arm.backbone}) if arm.backbone else self.backbone
+        )
 
     def recipe_of(self, arm: str, size: str) -> Recipe:
         """The recipe of one arm at one size, at its rate by hand where there is one."""

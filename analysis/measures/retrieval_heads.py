@@ -9,7 +9,7 @@ from torch import Tensor
 
 from analysis.measures.chunks import facts, pieces
 from model.capture import attention_rows
-from model.limits import attention_layers
+from model.limits import softmax_heads
 from model.lm import LanguageModel
 from orchestrator.data.stream import Data
 from orchestrator.measure import Measurement
@@ -20,7 +20,7 @@ class RetrievalHeads(BaseModel):
 
     The query is the position that predicts the answer's first token; the answer is all its tokens where last stated;
     the score is the mean over facts stated more than `beyond` tokens back, because nearer ones are found by position
-    too. Full-attention layers only. rows: the whole matrix.
+    too. Full-attention heads only. rows: the whole matrix.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -39,7 +39,11 @@ class RetrievalHeads(BaseModel):
         return ()
 
     def __call__(self, model: LanguageModel, data: Data) -> Measurement:
-        layers = list(attention_layers(model, "full"))
+        full = {
+            layer: [head for part in parts if part.name == "full" for head in part.heads]
+            for layer, parts in softmax_heads(model).items()
+        }
+        layers = [layer for layer, heads in full.items() if heads]
         asked = facts(data, self.documents)
         far = np.flatnonzero(asked.distance > self.beyond)
         if not layers or not far.size:
@@ -54,13 +58,13 @@ class RetrievalHeads(BaseModel):
             queries[document, order] = asked.answer[here] - 1
             attention = attention_rows(model, piece, torch.from_numpy(queries), layers)
             for layer, rows_BHQT in attention.items():
-                rows_NHT = rows_BHQT[document, :, order]
+                rows_NHT = rows_BHQT[document, :, order][:, full[layer]]
                 mass_NH = answer_mass(rows_NHT, asked.stated[here], asked.length[here])
                 total[layer] = total.get(layer, 0) + mass_NH.sum(0).double().cpu()
         table = [
             {"layer": layer, "head": head, "score": score / len(far)}
             for layer, sums in total.items()
-            for head, score in enumerate(sums.tolist())
+            for head, score in zip(full[layer], sums.tolist(), strict=True)
         ]
         return Measurement({f"retrieval/L{row['layer']}H{row['head']}": row["score"] for row in table}, table)
 

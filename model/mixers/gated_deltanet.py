@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from model.config import Layer, ModelConfig
 from model.draws import log_uniform_rate, matrix, step_bias, taps
+from model.kernels import fla_gated_delta_rule, fla_takes
 from model.mixers.chunks import HALF, Tiles, decay_gradient, decays_of, padded
 from model.mixers.convolution import CausalConvolution
 from model.mixers.mixer import Angles, Mixer, State, refuse_below_one
@@ -143,7 +144,9 @@ def chunked_gated_delta_rule(
     state_BHKV: Tensor | None = None,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """What `reference_gated_delta_rule` gives, by products over chunks of tokens."""
+    """What `reference_gated_delta_rule` gives, over chunks of tokens: flash-linear-attention's where it can."""
+    if fla_takes(k_BTHK, v_BTHV):
+        return fla_gated_delta_rule(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, state_BHKV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k, v, g, beta = (padded(x, chunk) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH))
         if state_BHKV is None:
@@ -302,4 +305,5 @@ GATED_DELTANET = Mixer(
     },
     rotary=False,
     settings=GatedDeltaNetSettings,
+    heads=lambda config, layer: _shape(config, layer)[0],
 )

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from model.config import Layer, ModelConfig
+from model.config import Layer, ModelConfig, rotary_width
 from model.draws import matrix
 from model.mixers.chunks import HALF, chunked_linear_attention
 from model.mixers.mixer import Angles, Mixer, State, refuse_below_one
@@ -42,7 +42,7 @@ class Lightning(nn.Module):
         layer = config.layers[index]
         settings = _settings(layer)
         d, self.head_dim, self.heads = config.d_model, config.head_dim, settings.heads or config.n_heads
-        self.rope = layer.rope
+        self.turned = rotary_width(config.head_dim, layer.rope)
         self.rates = decay_rates(self.heads, settings.slopes, index, len(config.layers))
         width = self.heads * self.head_dim
         self.query = nn.Linear(d, width, bias=False)
@@ -75,8 +75,8 @@ class Lightning(nn.Module):
             project(x_BTD).unflatten(-1, (self.heads, self.head_dim)) for project in (self.query, self.key, self.value)
         )
         q, k = self.query_norm(q), self.key_norm(k)
-        if self.rope:
-            q, k = (rotate(x.transpose(1, 2), *angles).transpose(1, 2) for x in (q, k))
+        if self.turned:
+            q, k = (rotate(x.transpose(1, 2), *angles[self.turned]).transpose(1, 2) for x in (q, k))
         g_H = torch.tensor([-rate for rate in self.rates], dtype=self.output.weight.dtype, device=x_BTD.device)
         return q * self.head_dim**-0.5, k, v, g_H.expand(*x_BTD.shape[:2], -1)
 
@@ -145,4 +145,5 @@ LIGHTNING = Mixer(
     matrices=frozenset({"query", "key", "value", "gate", "output"}),
     first={"query": matrix, "key": matrix, "value": matrix, "gate": matrix},
     settings=LightningSettings,
+    heads=lambda config, layer: _settings(layer).heads or config.n_heads,
 )

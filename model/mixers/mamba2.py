@@ -22,15 +22,17 @@ CHUNK = 64  # the fastest of 32 to 256 measured on a CPU; what comes out does no
 @dataclass(frozen=True)
 class Mamba2Settings:
     """head_dim: values of a head (P). d_state: width of B and C (N), shared by all heads. expand: inner width over
-    d_model. conv_width: taps of the short convolution, the current token's included."""
+    d_model. conv_width: taps of the short convolution, the current token's included. heads: as many as fill the inner
+    width by default."""
 
     head_dim: int = 64
     d_state: int = 128
     expand: int = 2
     conv_width: int = 4
+    heads: int | None = None
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "head_dim", "d_state", "expand", "conv_width")
+        refuse_below_one(self, "head_dim", "d_state", "expand", "conv_width", "heads")
 
 
 class Mamba2(nn.Module):
@@ -126,12 +128,12 @@ def _shape(config: ModelConfig, layer: Layer) -> tuple[int, int, int, int]:
     settings = layer.settings or Mamba2Settings()
     assert isinstance(settings, Mamba2Settings)
     inner = settings.expand * config.d_model
-    if inner % settings.head_dim:
+    if settings.heads is None and inner % settings.head_dim:
         raise ValueError(
             f"mamba2 head_dim: {settings.head_dim} does not divide the inner width {inner} (expand x d_model); "
             f"choose a divisor of it"
         )
-    return inner // settings.head_dim, settings.head_dim, settings.d_state, settings.conv_width
+    return settings.heads or inner // settings.head_dim, settings.head_dim, settings.d_state, settings.conv_width
 
 
 def _parameters(config: ModelConfig, layer: Layer) -> tuple[int, int]:
@@ -169,4 +171,5 @@ MAMBA2 = Mixer(
     },
     rotary=False,
     settings=Mamba2Settings,
+    heads=lambda config, layer: _shape(config, layer)[0],
 )

@@ -9,7 +9,8 @@ from torch import Tensor
 from model.config import Layer, ModelConfig
 from model.draws import Draw
 
-Angles = tuple[Tensor, Tensor]  # RoPE cosines and sines, float32 [T, K/2]
+# RoPE cosines and sines, float32 [T, R/2] each, by how many numbers R of a head turn.
+Angles = Mapping[int, tuple[Tensor, Tensor]]
 State = dict[str, Tensor]  # what one layer keeps of the tokens read, batch first
 
 
@@ -26,7 +27,7 @@ class MixerModule(Protocol):
         """As a call, with the state after the last token."""
 
     def step(self, x_B1D: Tensor, angles: Angles, state: State) -> tuple[Tensor, State]:
-        """One token more: [B, 1, D] → [B, 1, D]. angles: of that token's position alone, [1, K/2]."""
+        """One token more: [B, 1, D] → [B, 1, D]. angles: of that token's position alone, [1, R/2]."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Mixer:
     sequences of a length. state: numbers kept a sequence while decoding after so many tokens.
     matrices: names of the submodules whose weight is such a matrix. first: rules of first values by name.
     windowed: the pattern's word ends in a window ("swa-128"). rotary: the layer's rope flag means something.
-    settings: a frozen dataclass of the mixer's own choices, None where it has none.
+    settings: a frozen dataclass of the mixer's own choices, None where it has none. heads: how many heads of its own it
+    has, a setting; None where they are the decoder's n_heads.
     """
 
     module: Callable[[ModelConfig, int], Any]
@@ -49,6 +51,7 @@ class Mixer:
     windowed: bool = False
     rotary: bool = True
     settings: type | None = None
+    heads: Callable[[ModelConfig, Layer], int] | None = None
 
 
 def refuse_below_one(settings: object, *names: str) -> None:

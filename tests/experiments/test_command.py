@@ -72,7 +72,7 @@ def test_doctor_knows_this_machine(tmp_path: Path) -> None:
     if not document["devices"]:
         assert document["mixers"]["swa-128"]["kernel"] == "blocks"
         assert "no window" in document["mixers"]["swa-128"]["refused"]["causal"]
-        assert document["mixers"]["gdn"] == {"kernel": "chunks", "refused": {}}
+        assert document["mixers"]["gdn"] == {"kernel": "chunks", "refused": {"fla": "not installed"}}
     assert document["cpus"] >= 1 and document["packages"]["torch"]
     assert document["root_writable"] is True and document["disk_free_bytes"] > 0
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import torch
 
 from model.capture import attention_rows
 from model.config import ModelConfig
-from model.limits import attention_layers, limited, scaled_queries
+from model.limits import limited, scaled_queries, softmax_heads
 from model.lm import LanguageModel, build
 from model.local_attention import visible
 from model.mixers.table import parse_pattern
@@ -98,7 +98,7 @@ def test_sinks_stay_in_sight(model):
 
 
 def test_limits_refuse_what_means_nothing(model):
-    for windows, sinks, words in (({9: 3}, 0, "layer: 9"), ({1: 0}, 0, "window 0"), ({1: 3}, -1, "sinks: -1")):
+    for windows, sinks, words in (({9: 3}, 0, "layers: 9"), ({1: 0}, 0, "window 0"), ({1: 3}, -1, "sinks: -1")):
         with pytest.raises(ValueError, match=words), limited(model, windows, sinks):
             pass
 
@@ -108,7 +108,7 @@ def test_query_scale_is_for_full_layers_beyond_the_trained_length(model):
     with scaled_queries(model, 16):
         assert torch.equal(model(tokens()), free)
     with scaled_queries(model, 32):
-        assert attention_layers(model)[1].query_scale == pytest.approx(math.log(32) / math.log(16))
-        assert attention_layers(model)[0].query_scale == 1
+        assert softmax_heads(model)[1][0].mixer.query_scale == pytest.approx(math.log(32) / math.log(16))
+        assert softmax_heads(model)[0][0].mixer.query_scale == 1
         assert not torch.allclose(model(tokens()), free)
     assert torch.equal(model(tokens()), free)

@@ -22,6 +22,7 @@ ARMS = {
     "gdn": ("gdn full", "rope", {"mlp": "relu2", "norm_gain": False}),
     "mamba2": ("mamba2 full", "nope", {}),
     "lightning": ("lightning full", "rope", {"tied_embeddings": True}),
+    "shared": ("swa-5+full gdn+lightning", {"swa": 0.5}, {"sink_logit": True, "logit_softcap": 4.0}),
 }
 # Run with the folder alone: no room of gridlaw can be imported.
 LOAD = """
@@ -88,7 +89,12 @@ def test_transformers_computes_the_same(tmp_path: Path) -> None:
 
 
 def test_every_mixer_is_exported() -> None:
-    assert {word.partition("-")[0] for pattern, _, _ in ARMS.values() for word in pattern.split()} == set(MIXERS)
+    assert {
+        part.partition("-")[0]
+        for pattern, _, _ in ARMS.values()
+        for word in pattern.split()
+        for part in word.split("+")
+    } == set(MIXERS)
 
 
 @pytest.mark.parametrize("arm", ARMS)

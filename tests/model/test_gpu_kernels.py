@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from model.config import ModelConfig
-from model.kernels import KERNELS, Setting, attend
+from model.kernels import KERNELS, Setting, attend, fla_gated_delta_rule, fla_linear_attention, fla_takes
 from model.lm import build
 from model.mixers.attention import reference_attention
+from model.mixers.gated_deltanet import reference_gated_delta_rule
 from model.mixers.table import MIXERS, parse_pattern
 
 pytestmark = [
@@ -68,3 +70,40 @@ def test_a_model_gives_on_the_gpu_what_it_gives_on_the_cpu(word: str) -> None:
     for (name, ours), theirs in zip(there.named_parameters(), model.parameters(), strict=True):
         assert ours.grad is not None and theirs.grad is not None
         assert (ours.grad.cpu() - theirs.grad).norm() <= 1e-2 * theirs.grad.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1)])
+def test_flash_linear_attention_equals_the_recurrences(heads: tuple[int, int]) -> None:
+    pytest.importorskip("fla", reason="needs pip install 'gridlaw[cuda]'")
+    many, few = heads
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(2, 201, n, 64, generator=generator) for n in (few, few, many)]
+    q, k, v = (x.to("cuda", torch.bfloat16) for x in (drawn[0], F.normalize(drawn[1], dim=-1), drawn[2]))
+    g = -torch.rand(2, 201, many, generator=generator).cuda()
+    beta = torch.rand(2, 201, many, generator=generator).cuda()
+    assert fla_takes(k, v)
+    leaves = [x.requires_grad_() for x in (q, k, v, g, beta)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    pairs = [(fla_linear_attention(*leaves[:4], None), slow_linear_attention(*wide[:4], many // few))]
+    if few == many:
+        pairs.append((fla_gated_delta_rule(*leaves, None), reference_gated_delta_rule(*wide)))
+    for (out, state), (slow_out, slow_state) in pairs:
+        ours = torch.autograd.grad(out.float().square().sum(), leaves, retain_graph=True, allow_unused=True)
+        theirs = torch.autograd.grad(slow_out.square().sum(), wide, retain_graph=True, allow_unused=True)
+        compared = [(out, slow_out), (state, slow_state), *zip(ours, theirs, strict=True)]
+        for mine, slow in compared:
+            if slow is not None:
+                assert (mine.double() - slow).norm() / slow.norm() < TOLERANCES[torch.bfloat16]
+
+
+def slow_linear_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, ratio: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule token by token: S ← e^g S + k vᵀ, o = Sᵀ q."""
+    q, k = q.repeat_interleave(ratio, 2), k.repeat_interleave(ratio, 2)
+    state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    outputs = []
+    for t in range(v.shape[1]):
+        state = g[:, t, :, None, None].exp() * state + k[:, t, :, :, None] * v[:, t, :, None]
+        outputs.append((state * q[:, t, :, :, None]).sum(2))
+    return torch.stack(outputs, 1), state

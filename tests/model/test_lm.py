@@ -182,8 +182,9 @@ def test_key_shift_brings_the_previous_key_after_the_norm_and_before_rope():
     with torch.no_grad():
         mixer.key_shift.copy_(torch.tensor([0.0, 1.0, -0.5, 2.0]))
     x = torch.randn(1, 9, 64, dtype=torch.float64)
-    cos, sin = model.angles(9, x.device)
-    _, key = mixer.queries_and_keys(x, (cos, sin))
+    angles = model.angles(9, x.device)
+    cos, sin = angles[16]
+    _, key = mixer.queries_and_keys(x, angles)
     plain = mixer.key(x).unflatten(-1, (4, 16)).transpose(1, 2)[0]
     normed = 1.5 * plain / (plain.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     for head, shift in enumerate(mixer.key_shift.tolist()):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from model import kernels
 from model.config import ModelConfig
 from model.draws import inverse_softplus
 from model.lm import LanguageModel, build
@@ -336,3 +337,50 @@ def test_convolution_gradients_written_by_hand():
         x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
         assert torch.allclose(conv(x), convolved(x, conv), atol=1e-12)
         assert torch.autograd.gradcheck(lambda x, *_: conv(x), (x, conv.weight, conv.bias))
+
+
+def test_flash_linear_attention_is_asked_for_the_same(monkeypatch):
+    """In the library's place stand our own chunks, which forbid what they do not know: scale, layouts, shared keys."""
+    asked = []
+
+    def gla(q, k, v, g, *, scale, initial_state, output_final_state):
+        assert q.shape[2] == k.shape[2] == v.shape[2] and q.dtype == k.dtype == v.dtype
+        asked.append((scale, output_final_state))
+        return reference_linear_attention(q, k, v, g, initial_state)
+
+    def delta(q, k, v, g, beta, *, scale, initial_state, output_final_state):
+        asked.append((scale, output_final_state))
+        return reference_gated_delta_rule(q, k, v, g, beta, initial_state)
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 37, heads, 8, dtype=torch.float64, generator=generator) for heads in (1, 1, 4))
+    g, beta = -torch.rand(2, 37, 4, generator=generator).double(), torch.rand(2, 37, 4, generator=generator).double()
+    expected = chunked_linear_attention(q, k, v, g, 16)
+    q4, k4 = (x.repeat_interleave(4, 2) for x in (q, k))
+    expected_delta = chunked_gated_delta_rule(q4, k4, v, g, beta)
+    monkeypatch.setattr(kernels, "chunk_simple_gla", gla)
+    monkeypatch.setattr(kernels, "chunk_gated_delta_rule", delta)
+    assert not kernels.fla_takes(k, v), "not on a CPU"
+    monkeypatch.setattr(kernels, "fla_refusal", lambda setting: None)
+    for got, want in (
+        (chunked_linear_attention(q, k, v, g, 16), expected),
+        (chunked_gated_delta_rule(q4, k4, v, g, beta), expected_delta),
+    ):
+        for ours, theirs in zip(got, want, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-5)
+    assert asked == [(1.0, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "said"),
+    [
+        ("cuda", torch.bfloat16, 64, None),
+        ("cuda", torch.float32, 64, "bfloat16 or float16"),
+        ("cpu", torch.bfloat16, 64, "on CUDA"),
+        ("cuda", torch.bfloat16, 512, "512 wide"),
+    ],
+)
+def test_flash_linear_attention_refuses_what_it_cannot(monkeypatch, device, dtype, width, said):
+    monkeypatch.setattr(kernels, "chunk_gated_delta_rule", lambda *_, **__: None)
+    reason = kernels.fla_refusal(kernels.Setting(device, dtype, width))
+    assert reason is None if said is None else said in str(reason)

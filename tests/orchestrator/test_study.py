@@ -200,7 +200,10 @@ def test_identity_is_stable():
         ({"arms": []}, ["Study.arms", "empty"]),
         ({"seeds": []}, ["Study.seeds", "empty"]),
         ({"arms": [Arm(name="a", pattern="full"), Arm(name="a", pattern="swa-8")]}, ["arm 'a'", "2 times"]),
-        ({"arms": [Arm(name="a", pattern="full"), Arm(name="b", pattern=" full")]}, ["drop one"]),
+        ({"arms": [{"name": "a", "pattern": "full", "backbone": {"sink": 2}}]}, ["backbone.sink", "unknown field"]),
+        ({"arms": [{"name": "a", "pattern": "full", "positions": {"full": 2.0}}]}, ["full turns 2.0 of each head"]),
+        ({"arms": [{"name": "a", "pattern": "full", "positions": "ropes"}]}, ["positions"]),
+        ({"arms": [Arm(name="a", pattern="swa-8:2+full")]}, ["2 of 3 parts of n_heads 2", "whose sum divides 2"]),
         ({"arms": [Arm(name="a", pattern="swa-0 full")]}, ["swa-0", "window 0"]),
         ({"arms": [Arm(name="a", pattern="swa--3 full")]}, ["swa--3", "window -3"]),
         ({"arms": [Arm(name="a", pattern="full full full")]}, ["does not divide 2 layers"]),
@@ -228,6 +231,13 @@ def test_identity_is_stable():
 def test_bad_studies_are_refused_in_one_line(changes, words):
     line = refusal(**changes)
     assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("other", [{"pattern": " full"}, {"pattern": "full", "backbone": {"sinks": 2}}])
+def test_arms_that_are_one_decoder_are_refused(other):
+    twice = make_study(arms=[Arm(name="a", pattern="full"), Arm(name="b", **other)])
+    with pytest.raises(InputError, match="are one and the same training; drop one"):
+        cells.expand(twice)
 
 
 def test_budget_below_one_step_is_refused():
@@ -319,6 +329,28 @@ def test_the_plan_says_how_far_a_layer_is_from_full_attention(tmp_path: Path):
     residual = {cell["arm"]: cell["layer_residual"] for cell in document["cells"]}
     assert residual["full"] == 0
     assert 0 < abs(residual["gdn"]) < 0.01
+
+
+def test_an_arm_may_differ_in_its_backbone():
+    arms = [
+        Arm(name="swa-8", pattern="swa-8 full"),
+        Arm(name="sinks", pattern="swa-8 full", backbone={"sinks": 2, "sink_logit": True, "qk_norm": 1.0}),
+        Arm(name="shared", pattern="swa-8+full", positions={"full": "nope", "swa": 0.5}),
+        Arm(name="capped", pattern="swa-8 full", backbone={"logit_softcap": 30.0, "logit_scale": 0.5}),
+    ]
+    grid = cells.expand(make_study(arms=arms, seeds=[0], backbone=Backbone(tied_embeddings=True)))
+    assert len({cell.id for cell in grid}) == 4
+    assert grid[0].id == cells.expand(make_study(seeds=[0], backbone=Backbone(tied_embeddings=True)))[1].id
+    assert all(cell.model.tied_embeddings for cell in grid)
+    assert [layer.sinks for layer in grid[1].model.layers] == [2, 0]
+    assert grid[1].model.qk_norm == 1.0 and grid[0].model.qk_norm is None
+    layer = identity.document(grid[2].model, Noise(), Recipe(learning_rate=0.02, batch_size=2), 1, 0)["model"][
+        "layers"
+    ][0]
+    assert layer == {
+        "mixer": "heads", "window": None, "rope": False,
+        "parts": [{"mixer": "swa", "window": 8, "rope": 0.5}, {"mixer": "full", "window": None, "rope": False}],
+    }  # fmt: skip
 
 
 def test_identities_of_studies_of_full_and_window_attention_stay():
