@@ -1,5 +1,6 @@
 """A few real training steps of each model of a plan, timed. Imports torch and DeepSpeed; planning alone does not."""
 
+import gc
 import multiprocessing
 import statistics
 import tempfile
@@ -102,13 +103,14 @@ def measure(study: Study, cell: Cell, device: str, name: str, root: Path, beside
 def _together(count: int, work: Callable[[str, Callable[[], Any]], _Timed]) -> list[_Timed]:
     """`work`(number, wait) in as many processes, each of which goes on from wait() when all have come to it.
 
-    Forked, so that a study's own classes need no pickling: only from a process that has trained nothing itself, as
-    torch's backward pass hangs in the fork of one that has. Raises _Fault with what failed.
+    Forked, so that a study's own classes need no pickling. Raises _Fault with what failed.
     """
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
 
     def serve(number: int, end: Any) -> None:
+        gc.freeze()  # what there was before the fork may hold threads, which are not here: it is never destroyed
+        gc.enable()
         try:
             end.send(work(str(number), barrier.wait))
         except threading.BrokenBarrierError:  # another one has failed, and says how
@@ -118,12 +120,18 @@ def _together(count: int, work: Callable[[str, Callable[[], Any]], _Timed]) -> l
             end.send(_reason(error))
 
     answers, processes = [], []
-    for number in range(count):
-        ours, theirs = context.Pipe(duplex=False)
-        processes.append(context.Process(target=serve, args=(number, theirs), daemon=True))
-        processes[-1].start()
-        theirs.close()
-        answers.append(ours)
+    collects = gc.isenabled()
+    gc.disable()  # until `serve` has begun
+    try:
+        for number in range(count):
+            ours, theirs = context.Pipe(duplex=False)
+            processes.append(context.Process(target=serve, args=(number, theirs), daemon=True))
+            processes[-1].start()
+            theirs.close()
+            answers.append(ours)
+    finally:
+        if collects:
+            gc.enable()
     told: list[Any] = []
     for answer, process in zip(answers, processes, strict=True):
         try:

@@ -1,11 +1,10 @@
 """What is timed and what is left out; the command's test times a real study."""
 
-import multiprocessing
+import gc
 import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,43 +41,55 @@ def test_what_would_take_minutes_is_not_timed() -> None:
     assert calibration.too_large(large, plan.make(large, Path("none"), {}).cells[0], "cpu")
 
 
-def times(root: Path, beside: int) -> None:
+@pytest.mark.parametrize("beside", [1, 2])
+def test_as_many_are_timed_together_as_run_at_once(tmp_path: Path, beside: int) -> None:
     study = grid((10 * STEP,), recipe={"batch_size": 4})
     cell = plan.make(study, Path("none"), {}).cells[0]
-    speed = calibration.measure(study, cell, "cpu", "CPU x", root, beside)
+    speed = calibration.measure(study, cell, "cpu", "CPU x", tmp_path / "root", beside)
     assert speed.key == throughput.key(study, cell) and speed.beside == beside
     assert beside <= speed.steps <= beside * calibration.MOST_STEPS
     assert speed.tokens_per_second > 0 and speed.start_seconds > 0 and speed.commit_seconds > 0
     assert list(speed.measure_seconds) == [identity.of_measure(study.measures[0])]
-    assert list(root.iterdir()) == [], "checkpoints that were timed are gone"
+    assert list((tmp_path / "root").iterdir()) == [], "checkpoints that were timed are gone"
 
 
-def fails(root: Path, beside: int) -> None:
+@pytest.mark.timeout(120)
+def test_processes_leave_alone_what_the_parent_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process group made before the fork cannot be destroyed after it: its threads are not there."""
+    study = grid((10 * STEP,))
+    cell = plan.make(study, Path("none"), {}).cells[0]
+    draw = Noise.batch
+
+    def collecting(*args: Any) -> Any:
+        gc.collect()
+        return draw(*args)
+
+    gc.disable()
+    try:
+        calibration.measure(study, cell, "cpu", "CPU x", tmp_path)
+        monkeypatch.setattr(Noise, "batch", collecting)
+        assert calibration.measure(study, cell, "cpu", "CPU x", tmp_path, 2).beside == 2
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("beside", [1, 2])
+def test_a_fault_in_a_step_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: int) -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("no such batch\nat all")
 
-    Noise.batch = fail  # type: ignore[method-assign]
     study = grid((10 * STEP,))
     cell = plan.make(study, Path("none"), {}).cells[0]
+    monkeypatch.setattr(Noise, "batch", fail)
     with pytest.raises(InputError, match=r"^--calibrate: full tiny: RuntimeError: no such batch$"):
-        calibration.measure(study, cell, "cpu", "CPU x", root, beside)
+        calibration.measure(study, cell, "cpu", "CPU x", tmp_path, beside)
 
 
-def dies(root: Path, beside: int) -> None:
-    Noise.batch = lambda *args: os._exit(9)  # type: ignore[method-assign]
+def test_a_process_that_dies_is_no_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     study = grid((10 * STEP,))
     cell = plan.make(study, Path("none"), {}).cells[0]
+    monkeypatch.setattr(Noise, "batch", lambda *args: os._exit(9))
     with pytest.raises(
         InputError, match=r"^--calibrate: full tiny: a process ended with exit code 9; give fewer --cpus"
     ):
-        calibration.measure(study, cell, "cpu", "CPU x", root, beside)
-
-
-# Each in a process of its own, as the command is: this one has trained, which no fork of it could do any more.
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("check", "beside"), [(times, 1), (times, 2), (fails, 2), (dies, 2)])
-def test_as_many_are_timed_together_as_run_at_once(
-    tmp_path: Path, check: Callable[[Path, int], None], beside: int
-) -> None:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        fresh.submit(check, tmp_path / "root", beside).result()
+        calibration.measure(study, cell, "cpu", "CPU x", tmp_path, 2)
