@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.text import Text
 
 from experiments import fitting
 from experiments.lookup import cells_of, is_file, name_of, study_of
@@ -31,9 +30,6 @@ from experiments.options import (
     TrackingOption,
 )
 from orchestrator.errors import InputError
-
-if TYPE_CHECKING:
-    from orchestrator.driver import Event
 
 ROOT = Path("studies")
 STOP_WAIT_S = 60.0  # a stop takes ten seconds, and more where the machine is busy
@@ -125,7 +121,7 @@ def run(
         from experiments.limits import Limits, as_bytes
         from orchestrator import resumption
         from orchestrator.fleet import FleetOptions
-        from orchestrator.submit import make_plan, submit
+        from orchestrator.submit import make_plan
 
         loaded, source = study_of(study, root)
         limits = Limits(max_hours, max_cost, as_bytes(max_disk))
@@ -138,28 +134,11 @@ def run(
         resumption.check(made)
         limits.hold(planned, made.folder)
     with _standard_output_kept():
+        from experiments import running
+
         look = standing.Look(loaded.name, made.folder, planned["cells"])
-        live = console.is_terminal and bool(made.jobs)
-        with standing.following(look, console) if live else contextlib.nullcontext():
-            submission = submit(
-                made,
-                source,
-                FleetOptions(cpus, allowance.gpus_of(gpus) if here else gpus, address, loaded.machine.threads),
-                tracking_uri=tracking_uri,
-                on_event=lambda event: _tell(event, look, console, live),
-                started=started,
-            )
-        if submission.waiting and submission.waiting.points:
-            text = (
-                f"{submission.waiting.points} points wait for MLflow ({submission.waiting.reason}); run again to send"
-            )
-            console.print(Text(text, style="yellow"), soft_wrap=True)
-        stopped = submission.result is not None and submission.result.stopped_by is not None
-        for cause in submission.result.causes if submission.result else []:
-            console.print(Text(cause, style="red"), soft_wrap=True)
-        written = None if stopped else _write_report(loaded.name, root, console)
-        if written and submission.ran:
-            _track_report(written, loaded.name, root, tracking_uri, console)
+        fleet = FleetOptions(cpus, allowance.gpus_of(gpus) if here else gpus, address, loaded.machine.threads)
+        submission, written = running.carry_out(made, source, fleet, look, console, tracking_uri, started)
     document = look.anew() | {"report": written and str(written)}
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
@@ -169,10 +148,46 @@ def run(
         found, view = _fit_study(loaded.name, root, next_study=False)
         _print(found, False, view)
         typer.echo(f"report: {written}")
-    if stopped:
+    if running.was_stopped(submission):
         console.print(f"stopped; go on with: gridlaw run {study}", soft_wrap=True)
     code = submission.result.exit_code if submission.result else 0
     raise typer.Exit(code or int(set(document["counts"]) != {"finished"}))
+
+
+@app.command(epilog="Example: gridlaw measure quickstart needle longppl")
+def measure(
+    study: StudyArgument,
+    measures: Annotated[list[str], typer.Argument(metavar="MEASURE…", help="Words; a wrong one lists them all.")],
+    root: RootOption = ROOT,
+    address: AddressOption = None,
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    tracking_uri: TrackingOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Takes measures on the stored checkpoints of finished cells; trains nothing."""
+    started = time.time()
+    console = Console(stderr=True, highlight=False)
+    with _standard_output_kept():
+        from experiments import allowance, measuring, running
+        from experiments import status as standing
+        from orchestrator.fleet import FleetOptions
+        from orchestrator.submit import make_plan
+
+        loaded, source = study_of(study, root)
+        loaded = measuring.with_measures(loaded, measures)
+        here = address is None
+        slots = allowance.slots_of(loaded, cpus, gpus) if here else gpus or cpus or 1
+        made = measuring.measurements_of(make_plan(loaded, root, slots))
+        look = standing.Look(loaded.name, made.folder, made.as_json()["cells"])
+        fleet = FleetOptions(cpus, allowance.gpus_of(gpus) if here else gpus, address, loaded.machine.threads)
+        submission, written = running.carry_out(made, source, fleet, look, console, tracking_uri, started)
+    _print(
+        {"study": loaded.name, "measures": measures, "jobs": len(made.jobs), "report": written and str(written)},
+        as_json,
+        lambda document: f"{document['jobs']} measurement jobs run; report: {document['report']}",
+    )
+    raise typer.Exit(submission.result.exit_code if submission.result else 0)
 
 
 @app.command(epilog="Example: gridlaw stop quickstart")
@@ -360,34 +375,6 @@ def _figures_on_refusal(planned: dict[str, Any], as_json: bool) -> Iterator[None
 
         _print(planned, as_json, show.plan)
         raise
-
-
-def _tell(event: "Event", look: Callable[[], dict[str, Any]], console: Console, live: bool) -> None:
-    """A line for what happened; beside a live table only for what the table does not show."""
-    if live and event.kind in ("started", "finished"):
-        return
-    from experiments import show
-
-    console.print(Text(show.event(event.kind, event.job_id, event.text, look())), soft_wrap=True)
-
-
-def _write_report(name: str, root: Path, console: Console) -> Path | None:
-    """Results and report of a study; None, and a line why, where there is nothing to report on yet."""
-    from analysis import report as reporting
-
-    try:
-        return reporting.write(root, name)
-    except InputError as error:
-        console.print(Text(f"no report: {error}", style="yellow"), soft_wrap=True)
-        return None
-
-
-def _track_report(written: Path, name: str, root: Path, tracking_uri: str | None, console: Console) -> None:
-    from orchestrator.tracking import log_report
-
-    reason = log_report(root, name, written.parent, tracking_uri)
-    if reason:
-        console.print(Text(f"the report is not in MLflow: {reason}", style="yellow"), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from experiments.command import app
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT.parent / "shared" / "check_contract.py"
-VERBS = ["plan", "run", "stop", "status", "fit", "report", "ui", "export", "doctor"]
+VERBS = ["plan", "run", "measure", "stop", "status", "fit", "report", "ui", "export", "doctor"]
 HEAVY = "{'torch', 'ray', 'mlflow', 'deepspeed', 'polars', 'scipy', 'matplotlib', 'numpy'}"
 
 
