@@ -9,8 +9,19 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from analysis.arm_emergence import NO_SEED, NO_SPREAD, ONE_SEED, Condition, Emergence, SeedCurve, power, powers
-from analysis.laws.censored import Bracket, Shift, shift
+from analysis.arm_emergence import (
+    NO_SEED,
+    NO_SPREAD,
+    ONE_SEED,
+    Condition,
+    Emergence,
+    power,
+    powers,
+    seed_bracket,
+    times,
+    times_ends,
+)
+from analysis.laws.censored import Shift, shift
 from analysis.laws.emergence import ENDS_ABOVE, NEVER_EMERGED
 from analysis.laws.intervals import Difference, Interval, holm, welch
 from analysis.laws.slopes import Parallel, parallel
@@ -30,8 +41,9 @@ class SpeedRatio:
     over the seeds that have a T50, a description that leaves the others out. crossing, crossing_ci: the ratio of the
     interpolated crossings, where every seed crossed. at_least: where no seed of the arm emerged and each of the
     reference did: tokens seen over the reference's T50, true of these seeds; ci says it of the arms. at_most: the same
-    where no seed of the reference emerged. slopes: whether the curves are parallel; where they
-    are not, the ratio holds at T50 alone and those at other levels stand here.
+    where no seed of the reference emerged. in_flops, in_flops_ci: the ratio of training FLOPs to T50. loss_difference,
+    loss_ci, loss_p: Welch on the loss at T50, over the seeds that have both. slopes: whether the curves are parallel;
+    where they are not, the ratio holds at T50 alone and those at other levels stand here.
     """
 
     arm: str
@@ -49,6 +61,11 @@ class SpeedRatio:
     crossing_ci: Interval | None
     at_least: float | None
     at_most: float | None
+    in_flops: float | None
+    in_flops_ci: Interval | None
+    loss_difference: float | None
+    loss_ci: Interval | None
+    loss_p: float | None
     slopes: Parallel | None
     flags: tuple[str, ...]
 
@@ -103,6 +120,11 @@ def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
         )
     if whole and whole.ci is None:
         flags.append(ONE_SEED if min(len(arm.seeds), len(reference.seeds)) == 1 else NO_SPREAD)
+    at_loss, base_loss = ([seed.loss for seed in row.seeds if seed.loss is not None] for row in (arm, reference))
+    loss = welch(at_loss, base_loss) if at_loss and base_loss else None
+    cost = None
+    if arm.flops_per_token and reference.flops_per_token:
+        cost = arm.flops_per_token / reference.flops_per_token
     estimate = whole.estimate if whole and whole.estimate is not None and np.isfinite(whole.estimate) else None
     told = whole is not None and (estimate is not None or whole.ci is not None)
     return SpeedRatio(
@@ -121,22 +143,14 @@ def speed_ratio(arm: Emergence, reference: Emergence) -> SpeedRatio:
         crossing_ci=powers(crossing.ci) if crossing else None,
         at_least=_bound(arm, reference),
         at_most=None if (most := _bound(reference, arm)) is None else 1 / most,
+        in_flops=times(power(estimate), cost),
+        in_flops_ci=times_ends(powers(whole.ci) if whole else None, cost),
+        loss_difference=loss.estimate if loss else None,
+        loss_ci=loss.ci if loss else None,
+        loss_p=loss.p if loss else None,
         slopes=parallel([seed.curve for seed in arm.seeds], [seed.curve for seed in reference.seeds]),
         flags=tuple(flags),
     )
-
-
-def seed_bracket(seed: SeedCurve) -> Bracket:
-    """What is known of a seed's log10 T50: (low, high).
-
-    The T50 where the curve has one: it is what is compared, its error is small against the spread between seeds, and
-    the bracket, as wide as evaluations are apart, would throw it away. Else the bracket of the crossing, which lies
-    near the T50. Stuck: above the last tokens.
-    """
-    if seed.curve.t50_tokens is not None:
-        return (float(np.log10(seed.curve.t50_tokens)),) * 2
-    low, high = seed.curve.bracket
-    return -np.inf if low is None else float(np.log10(low)), np.inf if high is None else float(np.log10(high))
 
 
 def holm_adjusted(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -18,6 +18,10 @@ from analysis.arm_emergence import Condition
 # Okabe and Ito's colours, told apart with any common colour blindness; their yellow is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)))
+WIDTH = 3.5  # inches, of the axes alone: with its labels a figure is read at the width of a paper's column, 3.3
+TEXT, SMALL = 9.0, 8.0  # points
+PIXELS = 200  # an inch, of a PNG
+Hover = dict[str, Any]  # {"data": traces, "layout": …}
 INK, NOTE, FAINT = "#222222", "#5F5F5F", "#8A8A8A"
 UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e5, 1e6, "M"), (1e3, 1e3, "k"))
 
@@ -32,15 +36,23 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One figure on disk. svg, png: the picture; csv: the numbers it shows; alt: what is to be seen, in words."""
+    """One figure on disk. svg, png, pdf: the picture; csv: the numbers it shows; alt: what is to be seen, in words.
+
+    condition: None for a figure over all of them. hover: the same as a figure of Plotly's, whose values can be hovered.
+    """
 
     name: str
-    condition: Condition
+    condition: Condition | None
     title: str
     alt: str
     svg: Path
     png: Path
     csv: Path
+    hover: Hover | None = None
+
+    @property
+    def pdf(self) -> Path:
+        return self.svg.with_suffix(".pdf")
 
 
 def strokes(arms: Sequence[str]) -> dict[str, Stroke]:
@@ -69,22 +81,24 @@ def plain(axes: Axes) -> Axes:
     """Two spines and a light grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=9, color=FAINT, which="both")
+    axes.tick_params(colors=INK, labelsize=SMALL, color=FAINT, which="both")
     axes.grid(True, color="#E6E6E6", linewidth=0.7)
     axes.set_axisbelow(True)
     return axes
 
 
-def tokens_axis(axes: Axes, low: float, high: float, label: str = "Training tokens") -> None:
-    """A log axis from `low` to `high` tokens with labels at 1, 2 and 5 of each decade; a span too short is widened."""
+def tokens_axis(
+    axes: Axes, low: float, high: float, label: str = "Training tokens", subs: tuple[int, ...] = (1, 2, 5)
+) -> None:
+    """A log axis from `low` to `high` tokens with labels at `subs` of each decade; a span too short is widened."""
     if high / low < 3:
         low, high = low / 1.7, high * 1.7
     axes.set_xscale("log")
     axes.set_xlim(low / 1.05, high * 1.05)
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs if high / low < 300 else (1,)))
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: tokens_text(x)))
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-    axes.set_xlabel(label, color=INK, fontsize=9.5)
+    axes.set_xlabel(label, color=INK, fontsize=TEXT)
 
 
 def kept_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -113,18 +127,28 @@ def end_labels(axes: Axes, labels: Sequence[tuple[str, float, Stroke]], gap: flo
             [1.0, 1.025, 1.045], [start, end, end], transform=axes.transAxes, clip_on=False,
             color=stroke.colour, linewidth=1.6, solid_capstyle="butt",
         )  # fmt: skip
-        axes.text(1.055, end, name, transform=axes.transAxes, va="center", fontsize=9.5, color=INK)
+        axes.text(1.055, end, name, transform=axes.transAxes, va="center", fontsize=SMALL, color=INK)
 
 
 def save(
-    figure: Figure, folder: Path, what: str, condition: Condition, title: str, alt: str, data: pl.DataFrame
-) -> Drawn:
-    """Writes folder/what-data-size.{svg,png,csv}. The same data give the same SVG, byte for byte."""
-    name = f"{what}-{condition.data}-{condition.size}"
-    folder.mkdir(parents=True, exist_ok=True)
+    figure: Figure, folder: Path, what: str, condition: Condition | None, title: str, alt: str, data: pl.DataFrame,
+    hover: Hover | None = None,
+) -> Drawn:  # fmt: skip
+    """Writes folder/what-data-size.{svg,png,pdf,csv}, folder/what.… without a condition."""
+    name = f"{what}-{condition.data}-{condition.size}" if condition else what
+    write(figure, folder, name, data, alt)
     svg, png, csv = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
-    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
-        figure.savefig(svg, format="svg", bbox_inches="tight", metadata={"Date": None})
-        figure.savefig(png, format="png", bbox_inches="tight")
-    data.write_csv(csv)
-    return Drawn(name, condition, title, alt, svg, png, csv)
+    return Drawn(name, condition, title, alt, svg, png, csv, hover)
+
+
+def write(figure: Figure, folder: Path, name: str, data: pl.DataFrame, caption: str) -> list[str]:
+    """Writes folder/name.{png,svg,pdf,csv,caption.txt}; returns their names. The same data give the same SVG, byte for
+    byte."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path", "pdf.fonttype": 42}):
+        figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.pdf", bbox_inches="tight", metadata={"CreationDate": None})
+        figure.savefig(folder / f"{name}.png", bbox_inches="tight", dpi=PIXELS)
+    data.write_csv(folder / f"{name}.csv")
+    (folder / f"{name}.caption.txt").write_text(caption + "\n", encoding="utf-8")
+    return [f"{name}.{kind}" for kind in ("png", "svg", "pdf", "csv", "caption.txt")]

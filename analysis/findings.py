@@ -10,7 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from analysis.arm_emergence import Condition, Emergence, Question, fit_arm
+from analysis.arm_emergence import Condition, Emergence, Question, fit_arm, times
+from analysis.axes import losses
 from analysis.comparisons import (
     SameCeiling,
     SpeedRatio,
@@ -19,10 +20,11 @@ from analysis.comparisons import (
     same_ceiling,
     speed_ratio,
 )
+from analysis.law_document import Fitted
 from analysis.laws.emergence import emergence_level
 from analysis.results import Results, collect
-from analysis.size_emergence import size_laws
-from analysis.study_scaling import study_laws
+from analysis.size_emergence import SizeRow, size_json, size_rows
+from analysis.study_scaling import study_fits
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class StudyFit:
     emergence: tuple[Emergence, ...]
     speed_ratios: tuple[SpeedRatio, ...]
     same_ceiling: tuple[SameCeiling, ...]
-    scaling: tuple[dict[str, Any], ...]  # a law an arm, as analysis.law_document tells it
-    t50_by_size: tuple[dict[str, Any], ...]
+    scaling: tuple[Fitted, ...]  # a law an arm
+    t50_by_size: tuple[SizeRow, ...]
     counts: dict[str, int]
     left_out: tuple[dict[str, Any], ...]
 
@@ -50,8 +52,8 @@ def fit_study(root: Path | str, name: str) -> StudyFit:
     return fit_results(collect(root, name))
 
 
-def fit_results(results: Results) -> StudyFit:
-    """The fit of tables already collected. A study without a question has no emergence."""
+def fit_results(results: Results, ahead: float | None = None) -> StudyFit:
+    """The fit of tables already collected. A study without a question has no emergence. ahead: N to predict T50 at."""
     asked = results.study.get("question")
     question = None
     emergence: tuple[Emergence, ...] = ()
@@ -75,8 +77,8 @@ def fit_results(results: Results) -> StudyFit:
         same_ceiling=equivalence_adjusted(
             holm_adjusted([same_ceiling(arm, ref, question.margin) for arm, ref in pairs if question])
         ),
-        scaling=tuple(study_laws(results)),
-        t50_by_size=tuple(size_laws(emergence, dict(results.runs.select("size", "non_embedding_params").iter_rows()))),
+        scaling=tuple(study_fits(results)),
+        t50_by_size=tuple(_by_size(emergence, results.runs, ahead)),
         counts=results.counts(),
         left_out=tuple(
             left_out.select("id", "arm", "size", "data", "seed", "state", "cause", "tokens_done").to_dicts()
@@ -93,8 +95,8 @@ def as_json(fit: StudyFit) -> dict[str, Any]:
         "emergence": [emergence_json(row, question) for row in fit.emergence if question],
         "speed_ratios": [flat(row) for row in fit.speed_ratios],
         "same_ceiling": [flat(row) for row in fit.same_ceiling],
-        "scaling": list(fit.scaling),
-        "t50_by_size": list(fit.t50_by_size),
+        "scaling": [law.document for law in fit.scaling],
+        "t50_by_size": [size_json(row) for row in fit.t50_by_size],
         "counts": fit.counts,
         "left_out": list(fit.left_out),
     }
@@ -113,6 +115,8 @@ def emergence_json(row: Emergence, question: Question) -> dict[str, Any]:
             "slope": seed.curve.slope,
             "forms": seed.forms and asdict(seed.forms) | {"spread": seed.forms.spread},
             "dispersion": seed.curve.dispersion,
+            "t50_flops": times(seed.curve.t50_tokens, row.flops_per_token),
+            "t50_loss": seed.loss,
             "last_tokens": seed.curve.last_tokens,
             "last_value": seed.curve.last_value,
             "flags": list(seed.curve.flags),
@@ -139,13 +143,25 @@ def flat(row: Emergence | SpeedRatio | SameCeiling) -> dict[str, Any]:
     return fields | asdict(row.condition)
 
 
+def _by_size(emergence: tuple[Emergence, ...], runs: pl.DataFrame, ahead: float | None) -> list[SizeRow]:
+    """Rows of every arm. N of a size is that of its arm: arms of one size may differ by a residual."""
+    found = []
+    for arm in dict.fromkeys(row.arm for row in emergence):
+        mine = runs.filter(pl.col("arm") == arm).select("size", "non_embedding_params")
+        found += size_rows([row for row in emergence if row.arm == arm], dict(mine.iter_rows()), ahead)
+    return found
+
+
 def _emergence_rows(results: Results, question: Question) -> tuple[Emergence, ...]:
     values = results.metrics.filter((pl.col("metric") == question.capability) & pl.col("value").is_finite())
+    answers = dict(results.answers.filter(pl.col("metric") == question.capability).select("id", "answers").iter_rows())
+    loss = losses(results)
     rows = []
     for data, size in results.runs.select("data", "size").unique(maintain_order=True).iter_rows():
         for arm in results.arms:
             cells = results.runs.filter((pl.col("arm") == arm) & (pl.col("size") == size) & (pl.col("data") == data))
             if cells.height:
                 largest = cells.filter(pl.col("budget_tokens") == pl.col("budget_tokens").max()).sort("seed")
-                rows.append(fit_arm(arm, Condition(data, size), largest, values, question))
+                condition = Condition(data, size)
+                rows.append(fit_arm(arm, condition, largest, values, question, answers, loss and loss[1]))
     return tuple(rows)

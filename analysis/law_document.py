@@ -38,12 +38,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A law, its refits (None where there are none), the points, and the document."""
+    """A law, its refits (None where there are none), the points, and the document. names: of the points."""
 
     law: Law
     replicates: Replicates | None
     points: Points
     document: Document
+    names: tuple[str, ...] = ()
 
 
 def fitted(points: Points, settings: Settings, held_out: Points | None = None) -> Fitted:

@@ -9,17 +9,32 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from matplotlib import rc_context, ticker
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import COLOURS, INK, NOTE, Stroke, end_labels, new_figure, plain, tokens_axis, tokens_text
+from analysis.drawing import (
+    COLOURS,
+    INK,
+    NOTE,
+    TEXT,
+    WIDTH,
+    Drawn,
+    Stroke,
+    end_labels,
+    new_figure,
+    plain,
+    save,
+    tokens_axis,
+    tokens_text,
+)
+from analysis.drawing import write as write_figure
+from analysis.hover import law_hover
 from analysis.law_document import Fitted
 from analysis.laws.scaling import Points
 from analysis.print_tables import write_tables
 from analysis.table_laws import TableFit
 
-WIDTH = 5.6  # inches, of the axes with their labels: read at the width of a column it is still legible
 MOST_CURVES = 7  # an eighth line cannot be told from the others
 
 
@@ -36,10 +51,23 @@ def write(fit: TableFit, folder: Path) -> list[str]:
     return names + write_tables(fit, folder)
 
 
+def draw_law(fit: Fitted, folder: Path) -> Drawn:
+    """The law of a study's arm."""
+    figure, caption, data = _picture(fit, None)
+    arm, where = fit.document["arm"], fit.document["data"]
+    title = f"Loss of {arm} on {where}"
+    return save(figure, folder, f"law-{_slug(arm)}-{_slug(where)}", None, title, caption, data, law_hover(fit))
+
+
 def _law_figure(fit: Fitted, held_out: Points | None, folder: Path, name: str) -> list[str]:
+    figure, caption, data = _picture(fit, held_out)
+    return write_figure(figure, folder, name, data, caption)
+
+
+def _picture(fit: Fitted, held_out: Points | None) -> tuple[Figure, str, pl.DataFrame]:
     law, points = fit.law, fit.points
     by, along = ("n", "d") if law.form.data else ("", "n")
-    figure = new_figure(WIDTH, 3.7)
+    figure = new_figure(WIDTH, 2.7)
     axes = plain(figure.add_subplot())
     everything = [points] + ([held_out] if held_out is not None else [])
     low = min(_variable(part, along).min() for part in everything)
@@ -64,7 +92,7 @@ def _law_figure(fit: Fitted, held_out: Points | None, folder: Path, name: str) -
         for part, filled in zip(everything, (True, False), strict=False):
             here = np.ones(len(part), dtype=bool) if level is None else np.isclose(_variable(part, "n"), level)
             x, y = _variable(part, along)[here], part.loss[here]
-            axes.plot(x, y, "o", markersize=4.5, mfc=colour if filled else "white", mec=colour, mew=1.2, zorder=3)
+            axes.plot(x, y, "o", markersize=3.5, mfc=colour if filled else "white", mec=colour, mew=1.2, zorder=3)
             rows += [("fitted point" if filled else "held-out point", level, float(a), float(b), None, None)
                      for a, b in zip(x, y, strict=True)]  # fmt: skip
         if level is not None:
@@ -83,12 +111,12 @@ def _law_figure(fit: Fitted, held_out: Points | None, folder: Path, name: str) -
         f"{formula(fit)}. Dots: the {len(points)} points fitted{more}. Band: 95% bootstrap interval "
         f"({_kind(fit)}) of the law itself, not of a new point; its width says nothing of other data.{left}"
     )
-    return _save(figure, folder, name, data, caption)
+    return figure, caption, data
 
 
 def _residual_figure(fit: Fitted, held_out: Points | None, folder: Path, name: str) -> list[str]:
     law = fit.law
-    figure = new_figure(WIDTH, 2.8)
+    figure = new_figure(WIDTH, 2.1)
     axes = plain(figure.add_subplot())
     along = "d" if law.form.data else "n"
     rows = []
@@ -98,16 +126,18 @@ def _residual_figure(fit: Fitted, held_out: Points | None, folder: Path, name: s
         x = _variable(part, along)
         away = 100 * (part.loss / law.predict(part.n, part.d) - 1)
         colour = COLOURS[0]
-        axes.plot(x, away, "o", markersize=4.5, mfc=colour if filled else "white", mec=colour, mew=1.2)
+        axes.plot(x, away, "o", markersize=3.5, mfc=colour if filled else "white", mec=colour, mew=1.2)
         rows += [(filled, float(a), float(b)) for a, b in zip(x, away, strict=True)]
     axes.axhline(0, color=INK, linewidth=0.9)
-    axes.set_ylabel("Loss above the law (%)", color=INK, fontsize=9.5)
+    axes.set_ylabel("Loss above the law (%)", color=INK, fontsize=TEXT)
     xs = [row[1] for row in rows]
     tokens_axis(axes, min(xs), max(xs), "Training tokens D" if along == "d" else "Parameters N")
     caption = "Loss of each point above the law, in percent of the law" + (
         "; open circles: held out." if held_out is not None else "."
     )
-    return _save(figure, folder, name, pl.DataFrame(rows, schema=["fitted", along, "percent"], orient="row"), caption)
+    return write_figure(
+        figure, folder, name, pl.DataFrame(rows, schema=["fitted", along, "percent"], orient="row"), caption
+    )
 
 
 def _exponents_figure(fit: TableFit, folder: Path) -> list[str]:
@@ -126,7 +156,7 @@ def _exponents_figure(fit: TableFit, folder: Path) -> list[str]:
                 axes.plot(value, place, "o", color=COLOURS[0], markersize=6, markeredgecolor="white")
         plain(axes).set_ylim(len(groups) - 0.5, -0.5)
         axes.set_yticks(range(len(groups)), groups)
-        axes.set_xlabel({"alpha": "α, of parameters", "beta": "β, of tokens"}[power], color=INK, fontsize=9.5)
+        axes.set_xlabel({"alpha": "α, of parameters", "beta": "β, of tokens"}[power], color=INK, fontsize=TEXT)
         axes.xaxis.set_major_locator(ticker.MaxNLocator(5))
         if (joint := fit.document.get("joint")) is not None:
             axes.axvline(joint["exponents"][power], color=NOTE, linewidth=1.0, linestyle=":")
@@ -137,7 +167,7 @@ def _exponents_figure(fit: TableFit, folder: Path) -> list[str]:
         f"all groups share in the joint law."
     )
     data = pl.DataFrame(rows, schema=["group", "exponent", "value", "low", "high"], orient="row", strict=False)
-    return _save(figure, folder, "exponents", data, caption)
+    return write_figure(figure, folder, "exponents", data, caption)
 
 
 def formula(fit: Fitted) -> str:
@@ -176,18 +206,8 @@ def _loss_axis(axes: Axes) -> None:
     low, high = axes.get_ylim()
     if high / low < 4:  # too short for the ticks of a decade
         axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
-    axes.set_ylabel("Loss (log axis)", color=INK, fontsize=9.5)
+    axes.set_ylabel("Loss (log axis)", color=INK, fontsize=TEXT)
 
 
 def _slug(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)[:60]
-
-
-def _save(figure: Figure, folder: Path, name: str, data: pl.DataFrame, caption: str) -> list[str]:
-    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path", "pdf.fonttype": 42}):
-        figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
-        figure.savefig(folder / f"{name}.pdf", bbox_inches="tight", metadata={"CreationDate": None})
-        figure.savefig(folder / f"{name}.png", bbox_inches="tight", dpi=200)
-    data.write_csv(folder / f"{name}.csv")
-    (folder / f"{name}.caption.txt").write_text(caption + "\n", encoding="utf-8")
-    return [f"{name}.{kind}" for kind in ("png", "svg", "pdf", "csv", "caption.txt")]

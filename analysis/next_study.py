@@ -18,8 +18,6 @@ from analysis.laws.bootstrap import Replicates
 from analysis.laws.huber import minimise
 from analysis.laws.intervals import welch
 from analysis.laws.scaling import Law, Points, stated
-from analysis.results import Results
-from analysis.study_scaling import study_fits
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +26,7 @@ DRAWS = 600
 FEWEST_SEEDS = 2
 
 
-def proposals(fit: StudyFit, results: Results | None = None, seed: int = 0) -> dict[str, Any]:
+def proposals(fit: StudyFit, seed: int = 0) -> dict[str, Any]:
     """{"proposals": rows from the most to the least gain a run, "notes"}. now, then: width of the 95% interval, of a
     speed ratio as its upper over its lower end less 1, of an exponent as their difference."""
     rng = np.random.default_rng(seed)
@@ -43,7 +41,7 @@ def proposals(fit: StudyFit, results: Results | None = None, seed: int = 0) -> d
             notes.append(f"{name}: fewer than two T50s in an arm, its spread is unknown: train two seeds of each first")
             continue
         rows += _more_seeds(name, pair, logs, rng)
-    for law in study_fits(results) if results is not None else []:
+    for law in fit.scaling:
         rows += _more_budgets(f"{law.document['arm']}, {law.document['data']}", law.law, law.points, rng)
     rows.sort(key=lambda row: -row["gain_a_run"])
     if not rows:

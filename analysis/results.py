@@ -4,7 +4,7 @@ Works while a study is unfinished: a cell without a record has a row all the sam
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ METRICS = {
 HEADS = {
     "id": pl.String, "tokens": pl.Int64, "source": pl.String, "layer": pl.Int64, "head": pl.Int64, "score": pl.Float64,
 }  # fmt: skip
+ANSWERS = {"id": pl.String, "metric": pl.String, "answers": pl.Int64}
 RUNS = {
     "id": pl.String, "job_id": pl.String, "arm": pl.String, "size": pl.String, "data": pl.String,
     "budget_tokens": pl.Int64, "seed": pl.Int64, "params": pl.Int64, "non_embedding_params": pl.Int64,
-    "state": pl.String, "cause": pl.String, "attempts": pl.Int64, "tokens_done": pl.Int64, "train_loss": pl.Float64,
+    "state": pl.String, "cause": pl.String, "attempts": pl.Int64, "tokens_done": pl.Int64,
+    "flops_per_token": pl.Float64, "train_loss": pl.Float64,
 }  # fmt: skip
 
 
@@ -34,8 +36,9 @@ RUNS = {
 class Results:
     """The tables of one study.
 
-    study: study.json. runs: a row a cell, with its final metrics as further columns. metrics: a row a value (id, step,
-    tokens, source, metric, value), null where it was not finite. heads: (id, tokens, source, layer, head, score).
+    study: study.json. runs: a row a cell, with its final metrics as further columns; flops_per_token: of training,
+    as planned. metrics: a row a value (id, step, tokens, source, metric, value), null where it was not finite. heads:
+    (id, tokens, source, layer, head, score). answers: (id, metric, answers behind each value of it), where recorded.
     """
 
     folder: Path
@@ -43,6 +46,7 @@ class Results:
     runs: pl.DataFrame
     metrics: pl.DataFrame
     heads: pl.DataFrame
+    answers: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=ANSWERS))
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -64,6 +68,7 @@ def collect(root: Path | str, name: str) -> Results:
     jobs = _jobs(folder / "ledger.db")
     current = [measure["identity"] for measure in study.get("measures", [])]
     tables, heads = [], []
+    answers: list[dict[str, Any]] = []
     stored: list[tuple[Path, str]] = []
     for cell in study["cells"]:
         job = folder / "jobs" / cell["job_id"]
@@ -73,10 +78,14 @@ def collect(root: Path | str, name: str) -> Results:
         else:
             lines = record.read(job / "record.jsonl")
             tables.append(record.table(lines).with_columns(id=pl.lit(cell["id"])))
-        kept = (line for line in lines if "metrics" in line and line.get("measurement") in {*current, None})
+        kept = [line for line in lines if "metrics" in line and line.get("measurement") in {*current, None}]
         heads += [row for line in kept for row in _head_rows(cell["id"], line)]
+        answers += _answers(cell["id"], kept)
     metrics = _metrics(tables, stored, current)
-    results = Results(folder, study, _runs(study["cells"], jobs, metrics), metrics, pl.DataFrame(heads, schema=HEADS))
+    results = Results(
+        folder, study, _runs(study["cells"], jobs, metrics), metrics, pl.DataFrame(heads, schema=HEADS),
+        pl.DataFrame(answers, schema=ANSWERS),
+    )  # fmt: skip
     _write(results)
     return results
 
@@ -114,6 +123,17 @@ def _head_rows(cell: str, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield at | {key: row[key] for key in ("layer", "head", "score")}
 
 
+def _answers(cell: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many answers stand behind each accuracy; held-out documents are the same at every evaluation."""
+    found = {
+        f"{line['source']}/accuracy/{row['bucket']}": row["answers"]
+        for line in lines
+        for row in line.get("rows") or []
+        if {"bucket", "answers"} <= row.keys()
+    }
+    return [{"id": cell, "metric": metric, "answers": count} for metric, count in found.items() if count]
+
+
 def _runs(cells: list[dict[str, Any]], jobs: dict[str, JobRow], metrics: pl.DataFrame) -> pl.DataFrame:
     """A row a cell, with the final value of every metric measured; a final loss that is not finite is null."""
     last = pl.col("value").sort_by("step", maintain_order=True).tail(FINAL_LOSS_LINES)
@@ -128,8 +148,9 @@ def _runs(cells: list[dict[str, Any]], jobs: dict[str, JobRow], metrics: pl.Data
     names = final["metric"].unique(maintain_order=True).to_list()
     rows = [
         {key: cell[key] for key in RUNS if key in cell}
-        | {"state": "pending", "cause": None, "attempts": 0, "tokens_done": 0}
+        | {"state": "pending", "cause": None, "attempts": 0, "tokens_done": 0, "flops_per_token": None}
         | ({key: getattr(job, key) for key in ("state", "cause", "attempts", "tokens_done")} if job else {})
+        | ({"flops_per_token": job.flops / job.tokens} if job and job.tokens and job.kind == "train" else {})
         for cell, job in ((cell, jobs.get(cell["job_id"])) for cell in cells)
     ]
     runs = pl.DataFrame(rows, schema={key: kind for key, kind in RUNS.items() if key != "train_loss"})

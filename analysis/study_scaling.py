@@ -5,11 +5,13 @@ unless asked otherwise. An arm with two sizes and two budgets has the law of bot
 that one. The constant E needs more points than a small study has: it is in where two points can be spared for it.
 """
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
+from analysis.drawing import tokens_text
 from analysis.law_document import Fitted, Settings, fitted
 from analysis.laws.scaling import FORMS, Form, Points
 from analysis.results import Results
@@ -62,7 +64,11 @@ def _arm_law(runs: pl.DataFrame, loss: str, size_of: SizeOf) -> Fitted | None:
         fit.document["flags"].append(
             f"{len(set(trunks))} trunks: too few to draw whole trunks anew; budgets of one trunk count as unrelated"
         )
-    return fit
+    names = [
+        f"{size}, {tokens_text(tokens)} tokens, seed {seed}"
+        for size, tokens, seed in runs.select("size", "budget_tokens", "seed").iter_rows()
+    ]
+    return replace(fit, names=tuple(names))
 
 
 def _shared(trunks: list[str]) -> bool:

@@ -8,7 +8,9 @@ import polars as pl
 
 from analysis.arm_emergence import Emergence
 from analysis.comparisons import SameCeiling, SpeedRatio
+from analysis.law_document import Fitted
 from analysis.laws.intervals import Interval
+from analysis.size_emergence import SizeRow
 
 Cells = dict[str, Any]
 
@@ -24,7 +26,11 @@ def emergence_table(rows: Sequence[Emergence]) -> pl.DataFrame:
             | _ends("t50", r.t50_ci)
             | {"crossing_tokens": r.crossing_tokens, "floor": r.floor, "ceiling": r.ceiling}
             | _ends("ceiling", r.ceiling_ci)
-            | {"slope": r.slope, "flags": "; ".join(r.flags)}
+            | {"t50_flops": r.t50_flops}
+            | _ends("t50_flops", r.t50_flops_ci)
+            | {"t50_loss": r.t50_loss}
+            | _ends("t50_loss", r.t50_loss_ci)
+            | {"slope": r.slope, "dispersion": r.dispersion, "flags": "; ".join(r.flags)}
             for r in rows
         ]
     )
@@ -41,6 +47,10 @@ def ratio_table(rows: Sequence[SpeedRatio]) -> pl.DataFrame:
             | _ends("emerged_only", r.emerged_only_ci)
             | {"crossing": r.crossing}
             | _ends("crossing", r.crossing_ci)
+            | {"in_flops": r.in_flops}
+            | _ends("in_flops", r.in_flops_ci)
+            | {"loss_difference": r.loss_difference}
+            | _ends("loss_difference", r.loss_ci)
             | {"at_least": r.at_least, "at_most": r.at_most, "flags": "; ".join(r.flags)}
             for r in rows
         ]
@@ -57,6 +67,35 @@ def ceiling_table(rows: Sequence[SameCeiling]) -> pl.DataFrame:
             | {"p": r.p, "p_holm": r.p_holm, "margin": r.margin, "p_equivalent": r.p_equivalent}
             | {"equivalent": r.equivalent, "flags": "; ".join(r.flags)}
             for r in rows
+        ]
+    )
+
+
+def size_table(rows: Sequence[SizeRow]) -> pl.DataFrame:
+    """An arm a row that has a law of size."""
+    return _table(
+        [
+            {"data": r.data, "arm": r.arm, "sizes": r.sizes, "seeds": len(r.points)}
+            | {"a": r.law.level - r.law.exponent * r.law.centre, "b": r.law.exponent}
+            | _ends("b", r.law.exponent_ci)
+            | {"predicted_n": r.ahead, "predicted_t50_tokens": r.t50_tokens}
+            | _ends("predicted_t50", r.ci)
+            | {"flags": "; ".join(r.flags)}
+            for r in rows
+            if r.law
+        ]
+    )
+
+
+def scaling_table(laws: Sequence[Fitted]) -> pl.DataFrame:
+    """A law a row, every digit kept."""
+    names = ("E", "A", "B", "alpha", "beta")
+    return _table(
+        [
+            {key: law.document[key] for key in ("data", "arm", "law", "loss", "n", "objective", *names)}
+            | {key: end for name in names for key, end in _ends(name, law.document["ci"].get(name)).items()}
+            | {"flags": "; ".join(law.document["flags"])}
+            for law in laws
         ]
     )
 

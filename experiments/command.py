@@ -244,6 +244,7 @@ def fit(
     predict: fitting.PredictOption = None,
     chance: fitting.ChanceOption = None,
     level: fitting.LevelOption = None,
+    answers: fitting.AnswersOption = None,
     reference: fitting.ReferenceOption = None,
     margin: fitting.MarginOption = 0.05,
     figures: fitting.FiguresOption = None,
@@ -262,23 +263,25 @@ def fit(
             for line in document["said"]:
                 typer.echo(line, err=True)
         else:
-            document, view = _fit_study(_name(source, root), root, next_study)
+            document, view = _fit_study(_name(source, root), root, next_study, fitting.ahead_of(predict))
     _print(document, as_json, view)
 
 
-def _fit_study(name: str, root: Path, next_study: bool) -> tuple[dict[str, Any], Callable[[Any], RenderableType]]:
+def _fit_study(
+    name: str, root: Path, next_study: bool, ahead: float | None = None
+) -> tuple[dict[str, Any], Callable[[Any], RenderableType]]:
     from analysis import findings
     from analysis.results import collect
     from experiments import show, show_laws
 
     results = collect(root, name)
-    fitted = findings.fit_results(results)
+    fitted = findings.fit_results(results, ahead)
     if next_study:
         from analysis import next_study as design
 
-        return design.proposals(fitted, results), show_laws.proposals
+        return design.proposals(fitted), show_laws.proposals
     return findings.as_json(fitted), lambda document: Group(
-        show.findings(document), show_laws.law_lines(document["scaling"])
+        show.findings(document), show_laws.law_lines(document["scaling"]), show_laws.size_lines(document["t50_by_size"])
     )
 
 

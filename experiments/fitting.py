@@ -41,11 +41,15 @@ DropBadOption = Annotated[bool, typer.Option("--drop-bad", help="Leave out bad a
 AlphaOption = Annotated[str, typer.Option("--alpha", metavar="LOW,HIGH", help="Bounds of alpha.")]
 BetaOption = Annotated[str, typer.Option("--beta", metavar="LOW,HIGH", help="Bounds of beta.")]
 PredictOption = Annotated[
-    list[str] | None, typer.Option("--predict", metavar="N,D", help="A loss to predict. May be given again.")
+    list[str] | None,
+    typer.Option("--predict", metavar="N,D", help="A loss to predict, may be given again; of emergence, a size N."),
 ]
 ChanceOption = Annotated[float | None, typer.Option("--chance", min=0, max=1, help="The floor of the capability.")]
 LevelOption = Annotated[float | None, typer.Option("--level", min=0, max=1, help="What counts as emerged.")]
 ReferenceOption = Annotated[str | None, typer.Option("--reference", help="The group that others are compared with.")]
+AnswersOption = Annotated[
+    float | None, typer.Option("--answers", min=1, help="Questions behind each value: gives the dispersion.")
+]
 MarginOption = Annotated[float, typer.Option("--margin", min=1e-9, max=1, help="Ceilings this near count as one.")]
 FiguresOption = Annotated[
     Path | None,
@@ -56,7 +60,7 @@ NextOption = Annotated[bool, typer.Option("--next", help="Of a study: what furth
 
 def table(path: Path, law: str, options: Document, figures: Path | None) -> Document:
     """The document of a table's fit. options: as the command got them. Raises InputError."""
-    from analysis import foreign, table_laws
+    from analysis import foreign, table_figures, table_laws
     from analysis.law_document import Settings
     from analysis.laws.scaling import FORMS
 
@@ -64,6 +68,7 @@ def table(path: Path, law: str, options: Document, figures: Path | None) -> Docu
     named: dict[str, str | None]
     if law == "emergence":
         named = {"tokens": options["tokens"], "value": options["value"]}
+        named |= {role: options[role] for role in ("n", "loss", "flops") if options[role] is not None}
     elif law == "isoflop":
         named = {"n": options["n"], "loss": options["loss"]}
         named |= {"flops": options["flops"]} if options["flops"] is not None else {"d": options["d"]}
@@ -76,9 +81,19 @@ def table(path: Path, law: str, options: Document, figures: Path | None) -> Docu
     )
     sheet = foreign.read(path, wanted)
     if law == "emergence":
-        return table_laws.emergence(sheet, options["chance"], options["level"], options["reference"], options["margin"])
+        asked = table_laws.Asked(
+            options["chance"], options["level"], options["reference"], options["margin"], options["answers"],
+            ahead_of(options["predict"]),
+        )  # fmt: skip
+        found = table_laws.emergence(sheet, asked)
+        if figures is not None:
+            found.document["figures"] = table_figures.write_emergence(found, figures)
+        return found.document
     if law == "isoflop":
-        return table_laws.optimal(sheet)
+        minima = table_laws.optimal(sheet)
+        if figures is not None:
+            minima.document["figures"] = table_figures.write_isoflop(minima, figures)
+        return minima.document
     if options["bootstrap"] == "runs" and "run" not in labels:
         raise InputError("--bootstrap runs: needs the run of each row; name its column with --run")
     settings = Settings(
@@ -94,6 +109,19 @@ def table(path: Path, law: str, options: Document, figures: Path | None) -> Docu
 
         fit.document["figures"] = law_figures.write(fit, figures)
     return fit.document
+
+
+def ahead_of(texts: list[str] | None) -> float | None:
+    """The N at which T50 is predicted; None where it is not asked for. Raises InputError."""
+    if not texts:
+        return None
+    try:
+        (n,) = (float(text) for text in texts)
+    except ValueError:
+        raise InputError(f"--predict: {', '.join(texts)} is not one number; of T50 write a size alone, 7e9") from None
+    if not 0 < n < 1e300:
+        raise InputError(f"--predict: {texts[0]!r} is no size above 0; write it in parameters, 7e9")
+    return n
 
 
 def _bounds(name: str, text: str) -> tuple[float, float]:

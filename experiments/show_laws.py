@@ -40,6 +40,23 @@ def law_lines(rows: list[Document]) -> RenderableType:
     return Group(Text(), lines)
 
 
+def size_lines(rows: list[Document]) -> RenderableType:
+    """T50 over size, a line an arm; one line why where no arm has a law."""
+    name = "group" if rows and "group" in rows[0] else "arm"
+    with_law = [row for row in rows if row["b"] is not None]
+    if not with_law:
+        return Text(f"T50 by size: {rows[0]['flags'][0]}." if rows else "", style="dim")
+    lines = _columns(name, "T50 ~ N^b", "95%", "seeds", "sizes", "at N", "T50", "95%")
+    for row in with_law:
+        told = row["prediction"]
+        lines.add_row(
+            row[name] or "all", _number(row["b"]), _range(row["b_ci"]), str(row["seeds"]), str(row["sizes"]),
+            count(told["n"]), count(told["t50_tokens"]), _range(told["ci"], count),
+        )  # fmt: skip
+    notes = [f"{row[name] or 'all'}: {flag}" for row in rows for flag in row["flags"]]
+    return Group(Text(), lines, *(Text(note, style="yellow") for note in notes))
+
+
 def _law(row: Document) -> RenderableType:
     lines = _columns("", "value", "95%", "s.e.")
     for name in SYMBOLS:
@@ -73,17 +90,22 @@ def emergence(document: Document) -> RenderableType:
     lines = _columns("group", "T50", "95%", "form spread", "emerged", "ceiling", "crossing")
     notes = []
     for row in document["emergence"]:
-        spread = row.get("form_spread")
+        spread, name = row.get("form_spread"), _group_name(row)
         lines.add_row(
-            row["group"] or "all", count(row["t50_tokens"]), _range(row["t50_ci"], count),
+            name, count(row["t50_tokens"]), _range(row["t50_ci"], count),
             "" if spread is None else f"{spread:.2f}x", f"{row['seeds'] - row['censored']}/{row['seeds']}",
             _number(row["ceiling"]), count(row["crossing_tokens"]),
         )  # fmt: skip
-        notes += [f"{row['group'] or 'all'}: {flag}" for flag in row["flags"]]
+        notes += [f"{name}: {flag}" for flag in row["flags"]]
     for row in document["speed_ratios"]:
         if row["ratio"] is not None:
             notes.append(f"{row['group']} over {row['reference']}: {row['ratio']:.3g} {_range(row['ci'])}")
-    return Group(lines, *(Text(note, style="yellow") for note in notes))
+    return Group(lines, *(Text(note, style="yellow") for note in notes), size_lines(document["t50_by_size"]))
+
+
+def _group_name(row: Document) -> str:
+    size = "" if row.get("n") is None else f"N {count(row['n'])}"
+    return " ".join(filter(None, (row["group"], size))) or "all"
 
 
 def _minima(row: Document) -> RenderableType:
@@ -106,7 +128,7 @@ def proposals(document: Document) -> RenderableType:
     for row in document["proposals"]:
         lines.add_row(
             row["what"], str(row["runs"]), f"{row['now']:.3g}", f"{row['then']:.3g}",
-            f"{100 * (1 - row['then'] / row['now']):.0f}%", f"{100 * row['gain_a_run']:.1f}%",
+            f"{100 * (1 - row['then'] / row['now']):.0f}%", f"{row['gain_a_run']:.1f}%",
         )  # fmt: skip
     return Group(lines, *(Text(note, style="yellow") for note in document["notes"]))
 

@@ -7,7 +7,7 @@ common because a censored arm has too few known seeds to tell one of its own. A 
 one that emerges late; no data of this kind can tell the two apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,35 @@ def shift(a: Sequence[Bracket], b: Sequence[Bracket], confidence: float = 0.95) 
     return Shift(_greatest(one, two)[1], ci, p_value(one, two, 0.0))
 
 
+def location(a: Sequence[Bracket], confidence: float = 0.95) -> Shift:
+    """The mean of one arm in log10 tokens (10^mean is its median T50) with the interval of its profile likelihood.
+
+    Read on Student's t with n - 1 degrees of freedom, as `shift` is with n - 2; without censoring it is the t interval
+    of a mean. p is None. ci: None with fewer than two seeds, where a spread of zero explains every bracket, and where
+    all seeds are known from one side alone: a spread wide enough explains any mean then.
+    """
+    ends = _ends(a)
+    n = len(ends)
+    if side := _open_side(ends):
+        return Shift(float("inf") * side, None, None)
+    if ends[:, 0].max() < ends[:, 1].min() or np.ptp(ends) == 0:  # one point in all brackets
+        inner = np.array([ends[:, 0].max(), ends[:, 1].min()])
+        known = inner[np.isfinite(inner)]
+        return Shift(float(known.mean()), None, None)
+    fit = maximise([ends])
+    if n < 2:
+        return Shift(fit.means[0], None, None)
+    t = stats.t.ppf((1 + confidence) / 2, n - 1)
+    wanted = fit.log_likelihood - float(n * np.log1p(t * t / (n - 1))) / 2
+    low, high = (_passage(lambda mean: _at_mean(ends, mean) - wanted, fit.means[0], side) for side in (-1, 1))
+    return Shift(fit.means[0], (low, high), None)
+
+
+def _at_mean(ends: Floats, mean: float) -> float:
+    """The greatest log-likelihood of one arm at a fixed mean."""
+    return maximise([ends - mean], centred=True).log_likelihood
+
+
 def p_value(one: Floats, two: Floats, difference: float) -> float:
     """Two-sided p of `difference`: below 5% exactly outside the 95% interval of `shift`."""
     n = len(one) + len(two)
@@ -89,8 +118,9 @@ def profile_interval(one: Floats, two: Floats, fall: float) -> Bracket:
     return (inside, estimate) if estimate > 0 else (estimate, inside)
 
 
-def maximise(arms: Sequence[Floats]) -> Fit:
-    """The likeliest means and spread of `arms`, each ends [seeds, 2]; at least one must need a spread.
+def maximise(arms: Sequence[Floats], centred: bool = False) -> Fit:
+    """The likeliest means and spread of `arms`, each ends [seeds, 2]; at least one must need a spread. centred: the
+    means are 0, the spread alone is found.
 
     In (mean / spread, 1 / spread) the log-likelihood is concave (Burridge 1981, JRSS B 43:41-45), so what is found is
     the only maximum, at a fixed difference as well.
@@ -98,12 +128,14 @@ def maximise(arms: Sequence[Floats]) -> Fit:
     ends = np.concatenate(arms)
     arm = np.repeat(np.arange(len(arms)), [len(each) for each in arms])
     known = np.where(np.isfinite(ends), ends, ends[:, ::-1]).mean(1)
-    centre, unit = known.mean(), max(float(known.std()), 1e-6)
-    start = [(known[arm == i].mean() - centre) / unit for i in range(len(arms))]
+    centre = 0.0 if centred else float(known.mean())
+    unit = max(float(np.sqrt(((known - centre) ** 2).mean())), 1e-6)
+    start = [0.0 if centred else (known[arm == i].mean() - centre) / unit for i in range(len(arms))]
     lows, highs = ((ends - centre) / unit).T
+    bounds = [(0.0, 0.0) if centred else (None, None)] * len(arms) + [(1e-6, None)]
     best = minimize(
-        _loss, [*start, 1.0], args=(lows, highs, arm), jac=True, method="L-BFGS-B",
-        bounds=[(None, None)] * len(arms) + [(1e-6, None)], options={"ftol": 1e-13, "gtol": 1e-8},
+        _loss, [*start, 1.0], args=(lows, highs, arm), jac=True, method="L-BFGS-B", bounds=bounds,
+        options={"ftol": 1e-13, "gtol": 1e-8},
     )  # fmt: skip
     exact = int((lows == highs).sum())
     means = tuple(float(m / best.x[-1] * unit + centre) for m in best.x[:-1])
@@ -159,6 +191,11 @@ def _end(one: Floats, two: Floats, wanted: float, start: float, side: int, outwa
     while outwards and over(start) < 0:
         start -= side * step
         step *= 2
+    return _passage(over, start, side)
+
+
+def _passage(over: Callable[[float], float], start: float, side: int) -> float:
+    """Where `over` passes 0 from `start`, at which it is not below, towards `side`; infinite beyond FARTHEST."""
     step = 0.25
     while over(start + side * step) > 0:
         step *= 2

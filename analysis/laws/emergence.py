@@ -40,7 +40,8 @@ class Curve:
     crossing_tokens: where the straight line between two points over log tokens first reaches `level`. bracket: (last
     tokens below, first tokens at or above) `level`; the second is None for a censored seed, the first for one that was
     above from the start. midpoint_se: error within this one curve, scaled by the dispersion; it says nothing of the
-    spread between seeds.
+    spread between seeds. dispersion: phi, how many times the squared residuals exceed those of independent answers (1:
+    binomial); None where the number of answers is not known, without which it has no meaning.
     """
 
     level: float
@@ -94,8 +95,8 @@ def fit_curve(
 ) -> Curve:
     """The emergence curve of one seed from `value` [points] in [0, 1] at `tokens` [points].
 
-    chance: the floor L where it is known; None fits it. n_trials: answers behind each value; it scales the dispersion
-    (unknown: counted as 1), never the estimates. level: what counts as emerged, `emergence_level(chance)` by default.
+    chance: the floor L where it is known; None fits it. n_trials: answers behind each value, for the dispersion; no
+    estimate or error depends on it. level: what counts as emerged, `emergence_level(chance)` by default.
     Points at 0 tokens have no logarithm and are left out, as are values that are not finite. Raises ValueError for
     unequal lengths, values outside [0, 1], or nothing left to fit.
     """
@@ -116,7 +117,8 @@ def fit_curve(
     if not flags:  # each of the flags so far says that a logistic is the wrong description of these points
         floor, upper, midpoint, slope = _maximise(x, y, chance)
         p = _logistic(x, floor, upper, midpoint, slope)
-        dispersion, error = _dispersion(x, y, p, (floor, upper, midpoint, slope), n_trials or 1.0, chance is None)
+        phi, error = _dispersion(x, y, p, (floor, upper, midpoint, slope), chance is None)
+        dispersion = None if n_trials is None else n_trials * phi
         if slope > SLOPE_BOUNDS[1] * (1 - 1e-3) or slope < SLOPE_BOUNDS[0] * (1 + 1e-3):
             flags.append(SLOPE_AT_BOUND)
         if p[-1] < floor + PLATEAU * (upper - floor):
@@ -215,15 +217,16 @@ def _starts(x: Floats, y: Floats, chance: float | None, count: int = 4) -> list[
 
 
 def _dispersion(
-    x: Floats, y: Floats, p: Floats, at: tuple[float, float, float, float], n: float, free_floor: bool
+    x: Floats, y: Floats, p: Floats, at: tuple[float, float, float, float], free_floor: bool
 ) -> tuple[float, float | None]:
-    """(phi, error of m): Pearson's chi-square over the degrees of freedom, and the scaled Fisher error."""
+    """(phi at one answer a value, error of m): Pearson's chi-square over the degrees of freedom, and Fisher's error
+    scaled by it, from which the number of answers cancels."""
     floor, upper, m, k = at
     s = expit(k * (x - m))
     bend = (upper - floor) * s * (1 - s)
     columns = [-k * bend, bend * (x - m), s] + ([1 - s] if free_floor else [])
     jacobian = np.stack(columns, axis=1)  # [points, parameters]
-    weight = n / (p * (1 - p))
+    weight = 1 / (p * (1 - p))
     phi = float((weight * (y - p) ** 2).sum() / max(1, len(x) - jacobian.shape[1]))
     variance = float(np.linalg.pinv(jacobian.T @ (weight[:, None] * jacobian))[0, 0])
     return phi, float(np.sqrt(phi * variance)) if variance > 0 else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 Interval = tuple[float, float]
 
@@ -36,14 +36,14 @@ def welch(a: Sequence[float], b: Sequence[float], confidence: float = 0.95, marg
     estimate = float(one.mean() - two.mean())
     if min(len(one), len(two)) < 2 or (np.ptp(one) == 0 and np.ptp(two) == 0):
         return Difference(estimate, None, None)
-    test = stats.ttest_ind(one, two, equal_var=False)
-    low, high = test.confidence_interval(confidence)
-    equivalent = None
-    if margin is not None:
-        above = stats.ttest_ind(one + margin, two, equal_var=False, alternative="greater").pvalue
-        below = stats.ttest_ind(one - margin, two, equal_var=False, alternative="less").pvalue
-        equivalent = float(max(above, below))
-    return Difference(estimate, (float(low), float(high)), float(test.pvalue), equivalent)
+    # Written out: scipy's ttest_ind takes a millisecond a call, and simulations of studies make many thousands.
+    shares = one.var(ddof=1) / len(one), two.var(ddof=1) / len(two)
+    error = float(np.sqrt(sum(shares)))
+    free = float(sum(shares) ** 2 / (shares[0] ** 2 / (len(one) - 1) + shares[1] ** 2 / (len(two) - 1)))
+    wide = float(special.stdtrit(free, (1 + confidence) / 2)) * error
+    p = 2 * float(special.stdtr(free, -abs(estimate) / error))
+    equivalent = None if margin is None else float(special.stdtr(free, (abs(estimate) - margin) / error))
+    return Difference(estimate, (estimate - wide, estimate + wide), p, equivalent)
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:

@@ -22,7 +22,8 @@ FLOPS_A_TOKEN = 6.0  # times N
 class Minimum:
     """One budget's parabola. n, d: its minimum; None where it opens downwards or has fewer than three sizes.
 
-    inside: the minimum lies between the smallest and the largest size that was trained.
+    inside: the minimum lies between the smallest and the largest size that was trained. bend: of the parabola,
+    loss + bend (ln N - ln n)^2.
     """
 
     flops: float
@@ -31,6 +32,7 @@ class Minimum:
     d: float | None
     loss: float | None
     inside: bool
+    bend: float | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Optimal:
     b: float | None
     b_ci: Interval | None
     flags: tuple[str, ...]
+    budgets: tuple[int, ...] = ()  # of each point, its place among minima
 
 
 def isoflop(n: Sequence[float] | Floats, loss: Sequence[float] | Floats, flops: Sequence[float] | Floats) -> Optimal:
@@ -50,6 +53,9 @@ def isoflop(n: Sequence[float] | Floats, loss: Sequence[float] | Floats, flops: 
     size, y, c = (np.asarray(values, dtype=float) for values in (n, loss, flops))
     order = np.argsort(c, kind="stable")
     budget = np.concatenate([[0], np.cumsum(np.diff(np.log(c[order])) > SAME_BUDGET)])
+    at_budget = np.empty(len(c), dtype=int)
+    at_budget[order] = budget
+    place = tuple(map(int, at_budget))
     minima = []
     for which in range(budget[-1] + 1):
         here = order[budget == which]
@@ -63,7 +69,7 @@ def isoflop(n: Sequence[float] | Floats, loss: Sequence[float] | Floats, flops: 
               if row.n is not None and not row.inside]  # fmt: skip
     used = [(row.flops, row.n) for row in minima if row.n is not None and row.inside]
     if len(used) < 2:
-        return Optimal(tuple(minima), None, None, None, None, (*flags, "fewer than two minima: no exponents"))
+        return Optimal(tuple(minima), None, None, None, None, (*flags, "fewer than two minima: no exponents"), place)
     x, at = (np.log(column) for column in zip(*used, strict=True))
     line = stats.linregress(x, at)
     a, ci = float(line.slope), None
@@ -72,7 +78,7 @@ def isoflop(n: Sequence[float] | Floats, loss: Sequence[float] | Floats, flops: 
         ci = (a - wide, a + wide)
     else:
         flags.append("two minima: no interval")
-    return Optimal(tuple(minima), a, ci, 1 - a, None if ci is None else (1 - ci[1], 1 - ci[0]), tuple(flags))
+    return Optimal(tuple(minima), a, ci, 1 - a, None if ci is None else (1 - ci[1], 1 - ci[0]), tuple(flags), place)
 
 
 def _minimum(n: Floats, loss: Floats, flops: float) -> Minimum:
@@ -87,4 +93,5 @@ def _minimum(n: Floats, loss: Floats, flops: float) -> Minimum:
     at = -slope / (2 * bend)
     best = float(np.exp(at + middle))
     inside = bool(x.min() <= at + middle <= x.max())
-    return Minimum(flops, sizes, best, flops / (FLOPS_A_TOKEN * best), float(level + slope * at + bend * at**2), inside)
+    lowest = float(level + slope * at + bend * at**2)
+    return Minimum(flops, sizes, best, flops / (FLOPS_A_TOKEN * best), lowest, inside, float(bend))

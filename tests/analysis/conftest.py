@@ -14,6 +14,7 @@ from orchestrator.ledger import AttemptEnd, Ledger
 TOKENS_A_STEP = 2048
 STEPS = 900
 CHANCE = 1 / 32
+ANSWERS = 490  # behind each value of the capability
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,18 @@ class FakeArm:
     ceiling: float = 0.9
     states: tuple[str, ...] = ()
     second_rise: float = 0.0
+
+
+@dataclass(frozen=True)
+class FakeSize:
+    """n: parameters without embeddings. slower: times the T50 of the arm."""
+
+    name: str
+    n: int
+    slower: float = 1.0
+
+
+TINY = (FakeSize("tiny", 143_000),)
 
 
 @dataclass(frozen=True)
@@ -68,19 +81,24 @@ def write_fake_study(
     data: tuple[str, ...] = ("recall",),
     reference: str | None = None,
     noise: float = 0.02,
+    sizes: tuple[FakeSize, ...] = TINY,
+    budgets: tuple[int, ...] = (STEPS,),
 ) -> Path:
+    """sizes, budgets (in steps): with several, the final loss of a cell is 1.2 + (N / 143k)^-0.4 + (D / 1e6)^-0.5."""
     folder = root / name
     cells = [
         (
             {
-                "id": f"{a:04x}{d:04x}{seed:04x}", "arm": arm.name, "size": "tiny", "data": condition,
-                "budget_tokens": STEPS * TOKENS_A_STEP, "seed": seed, "params": 155_000,
-                "non_embedding_params": 143_000, "job_id": f"{a:04x}{d:04x}{seed:04x}",
+                "id": f"{a:04x}{d:02x}{s:01x}{b:01x}{seed:04x}", "arm": arm.name, "size": size.name, "data": condition,
+                "budget_tokens": steps * TOKENS_A_STEP, "seed": seed, "params": size.n + 12_000,
+                "non_embedding_params": size.n, "job_id": f"{a:04x}{d:02x}{s:01x}{b:01x}{seed:04x}",
                 "windows": [], "full_layers": [1, 3], "identity": {},
             },
             arm,
         )
         for d, condition in enumerate(data)
+        for s, size in enumerate(sizes)
+        for b, steps in enumerate(budgets)
         for seed in range(max(len(arm.t50) for arm in arms))
         for a, arm in enumerate(arms)
         if seed < len(arm.t50)
@@ -93,22 +111,29 @@ def write_fake_study(
         },
         "notes": ["Key shift: every softmax layer adds a learned multiple of the previous token's key to each key."],
         "arms": [{"name": arm.name, "pattern": "swa-8 full", "positions": "rope"} for arm in arms],
-        "sizes": [{"name": "tiny"}], "recipe": {"batch_size": 8},
+        "sizes": [{"name": size.name} for size in sizes], "recipe": {"batch_size": 8},
         "cells": [cell for cell, _ in cells],
         "measures": [{"name": m, "identity": f"{m}-1"} for m in ("recall", "validation", "retrieval")],
     }  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "study.json").write_text(json.dumps(document), encoding="utf-8")
     with Ledger.open(folder / "ledger.db") as ledger:
-        ledger.add(FakeJob(cell["job_id"], cell["id"], cell["budget_tokens"]) for cell, _ in cells)
+        ledger.add(
+            FakeJob(
+                cell["job_id"], cell["id"], cell["budget_tokens"], flops=6.0 * cell["params"] * cell["budget_tokens"]
+            )
+            for cell, _ in cells
+        )
         session = ledger.start_session(2, None)
         for cell, arm in cells:
             state = arm.states[cell["seed"]] if arm.states else "finished"
-            steps = {"finished": STEPS, "pending": 0}.get(state, 420)
+            steps = {"finished": cell["budget_tokens"] // TOKENS_A_STEP, "pending": 0}.get(state, 420)
             if state == "pending":
                 continue
             ledger.start_attempt(cell["job_id"], session, 0, warm=True, available=0.0)
-            _write_record(folder / "jobs" / cell["job_id"], cell, arm, steps, state, noise)
+            slower = next(size.slower for size in sizes if size.name == cell["size"])
+            scaled = len(sizes) > 1 or len(budgets) > 1
+            _write_record(folder / "jobs" / cell["job_id"], cell, arm, steps, state, noise, slower, scaled)
             cause = {"failed": "out of memory", "diverged": "loss is not finite at step 420"}.get(state)
             if state != "running":
                 ledger.end_attempt(cell["job_id"], AttemptEnd(state, state, cause, steps * TOKENS_A_STEP, 80.0))
@@ -117,9 +142,19 @@ def write_fake_study(
     return root
 
 
-def _write_record(folder: Path, cell: dict[str, Any], arm: FakeArm, steps: int, state: str, noise: float) -> None:
+def _write_record(
+    folder: Path, cell: dict[str, Any], arm: FakeArm, steps: int, state: str, noise: float, slower: float, scaled: bool
+) -> None:
     rng = np.random.default_rng([cell["seed"], len(arm.name), int(cell["id"], 16) % 1009])
-    middle = arm.t50[cell["seed"]]
+    middle = None if (t50 := arm.t50[cell["seed"]]) is None else t50 * slower
+    off = np.exp(rng.normal(0, 0.004))
+
+    def validation(tokens: float) -> float:
+        if scaled:
+            n = cell["non_embedding_params"]
+            return float((1.2 + (n / 143_000) ** -0.4 + (tokens / 1e6) ** -0.5) * off)
+        return float(1.9 + 2.4 * np.exp(-tokens / 3e5) - 0.25 * level(tokens))
+
     found_by = rng.permutation(8)[:2]  # which heads do it differs from seed to seed
 
     def level(tokens: float) -> float:
@@ -141,8 +176,9 @@ def _write_record(folder: Path, cell: dict[str, Any], arm: FakeArm, steps: int, 
             continue
         p = float(np.clip(level(tokens) + rng.normal(0, noise), 0, 1))
         recall = {"recall/accuracy/1-8": min(1.0, p + 0.05), "recall/accuracy/beyond-128": p}
-        lines.append({**at, "source": "recall", "measurement": "recall-1", "metrics": recall, "rows": []})
-        valid = {"validation/loss": 1.9 + 2.4 * float(np.exp(-tokens / 3e5)) - 0.25 * level(tokens)}
+        rows = [{"bucket": "beyond-128", "answers": ANSWERS, "right": round(p * ANSWERS)}]
+        lines.append({**at, "source": "recall", "measurement": "recall-1", "metrics": recall, "rows": rows})
+        valid = {"validation/loss": validation(tokens)}
         lines.append({**at, "source": "validation", "measurement": "validation-1", "metrics": valid, "rows": []})
         if step in (60, 120, 180, 300, 540, 900):
             heads = [

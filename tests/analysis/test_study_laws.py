@@ -57,7 +57,7 @@ def test_seeds_alone_leave_scaling_empty(write_study: Write) -> None:
 def test_more_seeds_narrow_the_ratio_and_the_first_narrow_most(write_study: Write) -> None:
     arms = (FakeArm("full", (0.8, 0.7, 0.75)), FakeArm("swa-8", (0.6, 0.5, 0.55)))
     results = collect(write_study(arms), "laziness")
-    found = proposals(fit_results(results), results)["proposals"]
+    found = proposals(fit_results(results))["proposals"]
     by_more = {row["more"]: row["then"] for row in found}
     assert by_more[8] < by_more[3] < by_more[1] < found[0]["now"]
     assert found[0]["more"] == 1 and found[0]["gain_a_run"] > 0
@@ -65,7 +65,7 @@ def test_more_seeds_narrow_the_ratio_and_the_first_narrow_most(write_study: Writ
 
 def test_further_budgets_narrow_an_exponent() -> None:
     results = grid(4, 5, noise=1e-2)
-    found = proposals(fit_results(results), results)["proposals"]
+    found = proposals(fit_results(results))["proposals"]
     assert {row["kind"] for row in found} == {"size", "budget"}
     best = max(found, key=lambda row: row["gain_a_run"])
     assert best["then"] < best["now"]
@@ -73,5 +73,5 @@ def test_further_budgets_narrow_an_exponent() -> None:
 
 def test_one_seed_is_too_few_to_plan_from(write_study: Write) -> None:
     results = collect(write_study((FakeArm("full", (0.8,)), FakeArm("swa-8", (0.6,)))), "laziness")
-    told = proposals(fit_results(results), results)
+    told = proposals(fit_results(results))
     assert told["proposals"] == [] and "two seeds" in told["notes"][0]
