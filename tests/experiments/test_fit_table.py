@@ -178,3 +178,30 @@ def test_figures_and_tables_lie_beside_their_numbers(tmp_path: Path) -> None:
         assert name in found["figures"] and (tmp_path / "out" / name).stat().st_size > 0
     assert "95% bootstrap interval (residual, 60 refits)" in (tmp_path / "out" / "law.caption.txt").read_text()
     assert r"\begin{tabular}{lrrrrrrr}" in (tmp_path / "out" / "laws.tex").read_text()
+
+
+def test_t50_over_size_is_predicted_and_drawn(tmp_path: Path) -> None:
+    rows = []
+    for n in (1e7, 3e7, 1e8, 3e8):
+        for seed in range(2):
+            middle = np.log10(2e9 * (n / 1e7) ** -0.3) + 0.02 * (-1) ** seed
+            for t in np.geomspace(1e8, 1e11, 16):
+                p = 0.05 + 0.85 / (1 + np.exp(-6 * (np.log10(t) - middle)))
+                rows.append(f"{n},{seed},{t},{p},{6 * n * t},{3 - 0.2 * np.log10(t / 1e8)}")
+    path = write(tmp_path, rows, "N,seed,tokens,accuracy,flops,loss")
+    found = told(
+        path, "--law", "emergence", "--n", "N", "--seed", "seed", "--flops", "flops", "--loss", "loss",
+        "--chance", "0.05", "--answers", "500", "--predict", "1e9", "--figures", str(tmp_path / "out"),
+    )  # fmt: skip
+    (law,) = found["t50_by_size"]
+    assert law["b"] == pytest.approx(-0.3, abs=0.01) and law["prediction"]["n"] == 1e9
+    assert law["prediction"]["ci"][0] < 2e9 * 100**-0.3 < law["prediction"]["ci"][1]
+    small = found["emergence"][0]
+    assert small["n"] == 1e7 and small["t50_flops"] == pytest.approx(6e7 * small["t50_tokens"])
+    assert small["t50_loss"] == pytest.approx(3 - 0.2 * np.log10(20), abs=0.01)
+    assert small["dispersion"] is not None and small["dispersion"] < 1e-3, "points on a curve have no dispersion"
+    for name in ("emergence.pdf", "emergence.csv", "t50-by-size.png", "t50-by-size.svg", "t50-by-size.csv"):
+        assert name in found["figures"] and (tmp_path / "out" / name).stat().st_size > 0
+    few = told(path, "--law", "emergence", "--n", "N", "--seed", "seed", "--chance", "0.05", "--exclude", "N > 5e7")
+    assert few["t50_by_size"][0]["b"] is None
+    assert few["t50_by_size"][0]["flags"] == ["T50 is known at 2 sizes: a law of size needs 3"]

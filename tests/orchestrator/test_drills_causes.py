@@ -30,13 +30,13 @@ from orchestrator.measure import Measurement
 def out_of_memory(marker):
     import torch
     from model.lm import LanguageModel
-    true_loss = LanguageModel.loss
-    def loss(self, tokens, targets):
+    true = LanguageModel.objective
+    def objective(self, tokens, targets, z_loss=0.0):
         if len(tokens) == 8 and not marker.exists():
             marker.touch()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return true_loss(self, tokens, targets)
-    LanguageModel.loss = loss
+        return true(self, tokens, targets, z_loss)
+    LanguageModel.objective = objective
 
 def disk_full(marker):
     import os

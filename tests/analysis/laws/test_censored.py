@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.laws.censored import Bracket, maximise, p_value, profile_interval, shift
+from analysis.laws.censored import Bracket, location, maximise, p_value, profile_interval, shift
 
 INF = float("inf")
 # Five seeds an arm evaluated every factor of two; two seeds of the second never emerged.
@@ -118,3 +118,21 @@ def test_the_interval_covers_where_seeds_are_stuck(n: int, every: float | None) 
 def shift_is_known(*arms: np.ndarray) -> bool:
     """Some arm's brackets have no inner point in common, so that there is a spread."""
     return any(arm[:, 0].max() >= arm[:, 1].min() for arm in arms)
+
+
+def test_the_median_of_one_arm_is_the_t_interval_where_no_seed_is_censored() -> None:
+    x = (5.9, 5.8, 6.0, 5.87)
+    found = location(exact(*x))
+    assert found.estimate == pytest.approx(np.mean(x), abs=1e-6)
+    assert found.ci == pytest.approx(tuple(stats.ttest_1samp(x, 0).confidence_interval()), abs=1e-5)
+    assert location([(6.2, INF)] * 3).ci is None and (location(B).estimate or 0) > np.mean(A)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "every"), [(3, None), (5, None), (8, None), (5, 0.1)])
+def test_the_median_covers_where_a_fifth_of_the_seeds_is_stuck(n: int, every: float | None) -> None:
+    rng = np.random.default_rng(n)
+    mean = 6.2 - 0.1 * stats.norm.isf(0.2)
+    found = [location([tuple(row) for row in seeds(rng, mean, 0.1, n, 6.2, every)]).ci for _ in range(400)]
+    covered = [ci[0] <= mean <= ci[1] for ci in found if ci]
+    assert len(covered) > 380 and 0.93 <= np.mean(covered) <= 0.97
