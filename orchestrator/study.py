@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -128,17 +129,24 @@ class Evaluations(BaseModel):
 
     def steps(self, steps: int, tokens_per_step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(evaluate_at, checkpoint_at): ascending steps completed, both ending with `steps`. Raises InputError."""
-        every = max(1, round((self.every_tokens or steps * tokens_per_step / 16) / tokens_per_step))
-        if steps // every > MOST_EVALUATIONS:
-            raise InputError(
-                f"evaluations.every_tokens: {self.every_tokens} makes {steps // every} evaluations of "
-                f"{steps * tokens_per_step} tokens; raise it (at most {MOST_EVALUATIONS} evaluations)"
-            )
-        evaluate = sorted({*range(every, steps + 1, every), steps})
-        ratio = steps / evaluate[0]
-        wanted = [steps / ratio ** (i / max(1, self.checkpoints - 1)) for i in range(self.checkpoints)]
-        checkpoint = {min(evaluate, key=lambda step: abs(step - want)) for want in wanted}
-        return tuple(evaluate), tuple(sorted(checkpoint))
+        return _measured_at(self.every_tokens, self.checkpoints, steps, tokens_per_step)
+
+
+@lru_cache(maxsize=4096)  # a grid asks for few budgets many times
+def _measured_at(
+    every_tokens: int | None, checkpoints: int, steps: int, tokens_per_step: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    every = max(1, round((every_tokens or steps * tokens_per_step / 16) / tokens_per_step))
+    if steps // every > MOST_EVALUATIONS:
+        raise InputError(
+            f"evaluations.every_tokens: {every_tokens} makes {steps // every} evaluations of "
+            f"{steps * tokens_per_step} tokens; raise it (at most {MOST_EVALUATIONS} evaluations)"
+        )
+    evaluate = sorted({*range(every, steps + 1, every), steps})
+    ratio = steps / evaluate[0]
+    wanted = [steps / ratio ** (i / max(1, checkpoints - 1)) for i in range(checkpoints)]
+    checkpoint = {min(evaluate, key=lambda step: abs(step - want)) for want in wanted}
+    return tuple(evaluate), tuple(sorted(checkpoint))
 
 
 class Machine(BaseModel):

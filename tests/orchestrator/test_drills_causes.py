@@ -84,6 +84,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.slow
 def test_15_and_16_branches_of_a_killed_trunk_wait(make_study: Callable[..., Path], root: Path) -> None:
     study = make_study()
     text = study.read_text().replace("budgets=[STEPS * 4 * 64]", "budgets=[n * STEPS * 4 * 64 for n in (1, 2, 3)]")
@@ -150,6 +151,7 @@ def test_19_out_of_memory_goes_on_with_half_the_micro_batch(make_study: Callable
         assert dict(losses(root)[job_id]) == pytest.approx(dict(points), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_20_a_full_disk_is_said_and_harms_nothing_else(make_study: Callable[..., Path], root: Path) -> None:
     study = sabotaged(make_study(), "disk_full")
     command = Command(study, root)
@@ -184,6 +186,7 @@ def test_a_notice_to_a_worker_costs_no_attempt(make_study: Callable[..., Path], 
     assert losses(root) == losses(unbroken)
 
 
+@pytest.mark.slow
 def test_24_a_long_root_with_spaces_and_letters_of_all_kinds(make_study: Callable[..., Path], tmp_path: Path) -> None:
     root = tmp_path / "Größe und Länge λ"
     root = root / ("ø " * 200)[: 150 - len(str(root)) - 2].strip() if len(str(root)) < 147 else root

@@ -164,7 +164,7 @@ def test_a_node_told_to_go_gets_no_job_and_its_own_is_checkpointed(monkeypatch: 
     monkeypatch.setattr(ray, "nodes", lambda: [*there, {"NodeID": "head", "Alive": True, "Resources": {}}])
     monkeypatch.setattr(cluster, "draining_nodes", lambda: leaving)
     crew = Fleet.__new__(Fleet)
-    crew.options, crew._events = FleetOptions(threads=2), []
+    crew.options, crew._events, crew._gpus, crew._most = FleetOptions(threads=2), [], 0, None
     monkeypatch.setattr(crew, "stop", lambda gang_id: asked.append(f"stop {gang_id}"), raising=False)
     monkeypatch.setattr(crew, "retire", lambda gang_id: asked.append(f"retire {gang_id}"), raising=False)
     crew._gangs = {
