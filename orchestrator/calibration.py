@@ -229,6 +229,7 @@ def _alone(threads: int) -> Iterator[None]:
         yield
     finally:
         end_process_group()
+        torch.set_flush_denormal(False)
         torch.set_num_threads(before)
 
 

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.mlflow_store import make_default
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import STEPS, STUDY, Command
 from tracked_study import CELLS, record_lines, study_document
+
+
+@pytest.fixture(autouse=True)
+def denormals() -> Iterator[None]:
+    """A job flushes them for the rest of its process, which here is that of all tests; Hypothesis draws them."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")
