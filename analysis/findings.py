@@ -10,8 +10,10 @@ from typing import Any
 
 import polars as pl
 
+from analysis import claims
 from analysis.arm_emergence import Condition, Emergence, Question, fit_arm, times
 from analysis.axes import losses
+from analysis.claims import Claim
 from analysis.comparisons import (
     SameCeiling,
     SpeedRatio,
@@ -39,6 +41,7 @@ class StudyFit:
     same_ceiling: tuple[SameCeiling, ...]
     scaling: tuple[Fitted, ...]  # a law an arm
     t50_by_size: tuple[SizeRow, ...]
+    claims: tuple[Claim, ...]  # what the study file claims, in its order
     counts: dict[str, int]
     left_out: tuple[dict[str, Any], ...]
 
@@ -67,6 +70,7 @@ def fit_results(results: Results, ahead: float | None = None) -> StudyFit:
         for reference in emergence
         if question and row.condition == reference.condition and row.arm != reference.arm == question.reference
     ]
+    scaling = tuple(study_fits(results))
     left_out = results.runs.filter(pl.col("state") != "finished")
     return StudyFit(
         study=results.study["name"],
@@ -77,8 +81,9 @@ def fit_results(results: Results, ahead: float | None = None) -> StudyFit:
         same_ceiling=equivalence_adjusted(
             holm_adjusted([same_ceiling(arm, ref, question.margin) for arm, ref in pairs if question])
         ),
-        scaling=tuple(study_fits(results)),
+        scaling=scaling,
         t50_by_size=tuple(_by_size(emergence, results.runs, ahead)),
+        claims=claims.judge(results, emergence, scaling),
         counts=results.counts(),
         left_out=tuple(
             left_out.select("id", "arm", "size", "data", "seed", "state", "cause", "tokens_done").to_dicts()
@@ -96,6 +101,7 @@ def as_json(fit: StudyFit) -> dict[str, Any]:
         "speed_ratios": [flat(row) for row in fit.speed_ratios],
         "same_ceiling": [flat(row) for row in fit.same_ceiling],
         "scaling": [law.document for law in fit.scaling],
+        "findings": [claims.as_json(row) for row in fit.claims],
         "t50_by_size": [size_json(row) for row in fit.t50_by_size],
         "counts": fit.counts,
         "left_out": list(fit.left_out),

@@ -35,6 +35,17 @@ def for_ceiling(arm: Emergence, reference: Emergence, margin: float, alpha: floa
     return _least(ceilings, lambda error, free: float(stats.nct.sf(stats.t.isf(alpha, free), free, inside / error)))
 
 
+def for_contrast(samples: Sequence[Sequence[float]], distance: float, alpha: float) -> int | None:
+    """Seeds an arm that put the interval of a contrast to one side of a bound `distance` away from what was measured.
+
+    samples: of each arm, times its weight. None as in `for_ratio`."""
+    if not samples or min(map(len, samples)) < 2:
+        return None
+    return _least(
+        samples, lambda error, free: float(stats.nct.sf(stats.t.isf(alpha / 2, free), free, distance / error))
+    )
+
+
 def _least(arms: Sequence[Sequence[float]], power: Callable[[float, float], float]) -> int | None:
     """The least number of seeds, above those there are, at which power(standard error, degrees of freedom) suffices."""
     spreads = np.array([np.var(values, ddof=1) for values in arms])

@@ -102,6 +102,7 @@ class Plan:
             "name": self.study.name,
             "source": str(source),
             "question": None if question is None else {**question.model_dump(), "chance": chance},
+            "findings": [finding.model_dump(mode="json") for finding in self.study.findings],
             "notes": list(self.study.notes),
             "arms": [arm.model_dump() for arm in self.study.arms],
             "sizes": [size.model_dump() for size in self.study.sizes],

@@ -25,7 +25,9 @@ from pydantic import (
 from model import cost
 from model.config import ModelConfig
 from model.mixers.table import parse_pattern
+from orchestrator import finding
 from orchestrator.errors import InputError, one_line
+from orchestrator.finding import Finding
 from orchestrator.recipe import Recipe, check_recipe
 from orchestrator.tuning import settings
 from orchestrator.tuning.settings import Tuning
@@ -193,6 +195,7 @@ class Study(BaseModel):
     data: one source, or named conditions {"near": …, "far": …}. measures: objects of `analysis.measures`.
     tuning: how learning rates are found before the cells train, None for the recipe's own. learning_rates: rates given
     by hand, by "arm" or "arm size"; they go before tuning and recipe.
+    findings: what is claimed, with the rule that decides it, written before the run.
     notes: choices a reader of the report must know.
     """
 
@@ -212,6 +215,7 @@ class Study(BaseModel):
     question: Question | None = None
     tuning: Tuning | None = None
     learning_rates: dict[str, StrictFloat | StrictInt] = {}
+    findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
 
     @field_validator("name")
@@ -295,6 +299,14 @@ class Study(BaseModel):
                 f"data: guessing is right with different chances ({each}), so one floor does not serve them all; "
                 f"make a study of each"
             )
+        finding.check(
+            self.findings,
+            [arm.name for arm in self.arms],
+            [size.name for size in self.sizes],
+            self.data,
+            self.measures,
+            self.question.capability if self.question else None,
+        )
         settings.check(
             self.tuning,
             self.learning_rates,

@@ -56,7 +56,7 @@ def shift(a: Sequence[Bracket], b: Sequence[Bracket], confidence: float = 0.95) 
 
     Raises ValueError for an empty arm or for ends that are no bracket.
     """
-    one, two = _ends(a), _ends(b)
+    one, two = ends_of(a), ends_of(b)
     n = len(one) + len(two)
     if _spreadless(one, two):
         return Shift(_without_spread(one, two), None, None)
@@ -74,7 +74,7 @@ def location(a: Sequence[Bracket], confidence: float = 0.95) -> Shift:
     of a mean. p is None. ci: None with fewer than two seeds, where a spread of zero explains every bracket, and where
     all seeds are known from one side alone: a spread wide enough explains any mean then.
     """
-    ends = _ends(a)
+    ends = ends_of(a)
     n = len(ends)
     if side := _open_side(ends):
         return Shift(float("inf") * side, None, None)
@@ -87,7 +87,7 @@ def location(a: Sequence[Bracket], confidence: float = 0.95) -> Shift:
         return Shift(fit.means[0], None, None)
     t = stats.t.ppf((1 + confidence) / 2, n - 1)
     wanted = fit.log_likelihood - float(n * np.log1p(t * t / (n - 1))) / 2
-    low, high = (_passage(lambda mean: _at_mean(ends, mean) - wanted, fit.means[0], side) for side in (-1, 1))
+    low, high = (passage(lambda mean: _at_mean(ends, mean) - wanted, fit.means[0], side) for side in (-1, 1))
     return Shift(fit.means[0], (low, high), None)
 
 
@@ -191,10 +191,10 @@ def _end(one: Floats, two: Floats, wanted: float, start: float, side: int, outwa
     while outwards and over(start) < 0:
         start -= side * step
         step *= 2
-    return _passage(over, start, side)
+    return passage(over, start, side)
 
 
-def _passage(over: Callable[[float], float], start: float, side: int) -> float:
+def passage(over: Callable[[float], float], start: float, side: int) -> float:
     """Where `over` passes 0 from `start`, at which it is not below, towards `side`; infinite beyond FARTHEST."""
     step = 0.25
     while over(start + side * step) > 0:
@@ -204,7 +204,7 @@ def _passage(over: Callable[[float], float], start: float, side: int) -> float:
     return float(brentq(over, start, start + side * step, xtol=1e-6))
 
 
-def _ends(brackets: Sequence[Bracket]) -> Floats:
+def ends_of(brackets: Sequence[Bracket]) -> Floats:
     ends = np.asarray(brackets, dtype=float).reshape(-1, 2)
     if not len(ends):
         raise ValueError("seeds: an arm is empty; a difference needs one seed in each")

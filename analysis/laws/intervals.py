@@ -46,6 +46,28 @@ def welch(a: Sequence[float], b: Sequence[float], confidence: float = 0.95, marg
     return Difference(estimate, (estimate - wide, estimate + wide), p, equivalent)
 
 
+def contrast(
+    groups: Sequence[Sequence[float]], weights: Sequence[float], confidence: float = 0.95
+) -> tuple[float, Interval | None]:
+    """(weighted sum of the groups' means, its t interval) without a common spread: Welch's where weights are 1 and -1.
+
+    Degrees of freedom after Satterthwaite (1946, Biometrics Bulletin 2:110). The interval is None with fewer than two
+    seeds in a group or with no spread in any. Raises ValueError for an empty group.
+    """
+    if not all(len(group) for group in groups):
+        raise ValueError("seeds: a group is empty; a contrast needs one seed in each")
+    estimate = float(sum(weight * np.mean(group) for weight, group in zip(weights, groups, strict=True)))
+    counts = np.array([len(group) for group in groups])
+    if counts.min() < 2:
+        return estimate, None
+    shares = np.square(weights) * [np.var(group, ddof=1) for group in groups] / counts
+    if not shares.sum():
+        return estimate, None
+    free = float(shares.sum() ** 2 / (shares**2 / (counts - 1)).sum())
+    wide = float(special.stdtrit(free, (1 + confidence) / 2) * np.sqrt(shares.sum()))
+    return estimate, (estimate - wide, estimate + wide)
+
+
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
     """Student's t interval of a mean; None with fewer than two values or no spread."""
     if len(values) < 2 or np.ptp(values) == 0:

@@ -1,0 +1,6 @@
+"""paper_mechanism.py on a laptop of two cores, in less than an hour."""
+
+from experiments.paper import LAPTOP
+from experiments.paper_mechanism import study_at
+
+study = study_at(LAPTOP)

@@ -1,0 +1,6 @@
+"""paper_scaling.py on a laptop of two cores, in less than an hour."""
+
+from experiments.paper import LAPTOP
+from experiments.paper_scaling import study_at
+
+study = study_at(LAPTOP)
