@@ -33,7 +33,9 @@ class Scale:
     data: RecallLanguage
     recipe: Recipe
     backbone: Backbone
-    machine: dict[str, int]
+    workers: dict[str, int]
+    micro_batch: int | None
+    recompute: bool
     notes: tuple[str, ...]
 
     @property
@@ -47,8 +49,11 @@ class Scale:
 
     def machine_of(self, *sizes: Size) -> Machine:
         """As many workers as a size is trained by."""
-        recompute = any(size.d_model >= 1024 for size in sizes)
-        return Machine(workers={size.name: self.machine[size.name] for size in sizes}, recompute=recompute)
+        return Machine(
+            workers={size.name: self.workers[size.name] for size in sizes},
+            micro_batch=self.micro_batch,
+            recompute=self.recompute,
+        )
 
 
 PAPER = Scale(
@@ -83,7 +88,10 @@ PAPER = Scale(
     ),
     # S1 to S4 have the published N with these: SwiGLU, norms with gain, no biases, no QK-norm. RoPE base 1e4.
     backbone=Backbone(match_parameters=True),
-    machine={"S1": 1, "S2": 1, "S3": 2, "S4": 4, "S5": 8},
+    # A sequence of 16,384 at a time; layers run again in the backward pass, so that S5 fits a device of 80 GB.
+    workers={"S1": 1, "S2": 1, "S3": 2, "S4": 4, "S5": 8},
+    micro_batch=1,
+    recompute=True,
     notes=(
         "Learning rate, schedule, batch, vocabulary and RoPE base are this study's own: the paper's are not published.",
         "The data are the recall language, 1:1 long and short documents, not the paper's text.",
@@ -98,8 +106,8 @@ LAPTOP = Scale(
     windows=(8, 32, 128),
     narrow=2,
     sizes=tuple(
-        Size(name=f"S{i + 1}", d_model=d, n_layers=4, n_heads=d // 16, n_kv_heads=d // 16, head_dim=16, d_ff=2 * d)
-        for i, d in enumerate((32, 40, 48, 56, 64))
+        Size(name=name, d_model=d, n_layers=layers, n_heads=d // 16, n_kv_heads=d // 16, head_dim=16, d_ff=2 * d)
+        for name, d, layers in (("S1", 32, 4), ("S2", 32, 6), ("S3", 48, 4), ("S4", 48, 6), ("S5", 64, 4))
     ),
     # In the proportions of the paper's. At a hundred times N these models would take a day.
     budgets=("2N", "4N", "6N", "8N", "10N", "20N"),
@@ -117,9 +125,11 @@ LAPTOP = Scale(
         mixers={"mamba2": {"head_dim": 16, "d_state": 16}},
         match_parameters=True,
     ),
-    machine={"S1": 1, "S2": 1, "S3": 1, "S4": 1, "S5": 1, "tiny": 1},
+    workers={"S1": 1, "S2": 1, "S3": 1, "S4": 1, "S5": 1, "tiny": 1},
+    micro_batch=None,
+    recompute=False,
     notes=(
-        "Models of 33,000 to 143,000 parameters, 256 tokens: shape and question are the paper's, the scale is not.",
+        "Models of 39,000 to 143,000 parameters, 256 tokens: shape and question are the paper's, the scale is not.",
         "Key shift: every softmax layer adds a learned multiple of the previous token's key to each key. Without it "
         "these small models learnt no recall in 4.9 M tokens; the paper's models have no such shift.",
         "All arms train at one learning rate, chosen for attention: the recurrent mixers may want another.",

@@ -16,6 +16,7 @@ from orchestrator.study import Arm, Question, Study
 
 def study_at(scale: Scale) -> Study:
     small, middle, large = (scale.hybrid(window) for window in scale.windows)
+    labels = {arm.name: window for arm, window in zip((small, middle, large), scale.windows, strict=True)}
     # The full layers limited to the small window, against the efficient ones limited below it.
     full, efficient = f"constrained/full-{scale.windows[0]}", f"constrained/efficient-{scale.narrow}"
     return Study(
@@ -52,7 +53,7 @@ def study_at(scale: Scale) -> Study:
             ),
             Finding(
                 claim="The larger the window, the later recall beyond it emerges",
-                statistic=Trend(labels={arm.name: w for arm, w in zip((small, middle, large), scale.windows, strict=True)}),
+                statistic=Trend(labels=labels),
                 above=1,
                 paper="larger windows delay retrieval",
             ),
