@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from analysis.arm_emergence import Condition
 from analysis.axes import losses
+from analysis.claims import Claim
 from analysis.comparisons import SameCeiling
 from analysis.drawing import Drawn, strokes, tokens_text
 from analysis.figures import draw_all
@@ -22,6 +23,7 @@ from analysis.results import Results, collect
 from analysis.selection import conditions, finished
 from analysis.tables import ceiling_table, emergence_table, ratio_table, scaling_table, size_table
 from analysis.wording import ALPHA, capability_text, head_sentences, p_text, points_text, ratio_text, sentences
+from orchestrator.finding import RATIOS
 from orchestrator.tuning import results as tuning_results
 
 NONE = "–"
@@ -58,6 +60,7 @@ def render(results: Results, fit: StudyFit, figures: Sequence[Drawn], tables: Se
         "ratio": ratio_text,
         "p": lambda p: NONE if p is None else p_text(p).removeprefix("p = "),
         "verdict": _verdict,
+        "figure": _figure,
         "flops": lambda value: f"{value:.3g}" if value else NONE,
         "flops_range": lambda ci: _range(ci, "{:.2g}".format),
         "loss": lambda value: NONE if value is None else f"{value:.3f}",
@@ -77,6 +80,8 @@ def render(results: Results, fit: StudyFit, figures: Sequence[Drawn], tables: Se
         colours={arm: stroke.colour for arm, stroke in strokes(fit.arms).items()},
         parts=[_part(results, fit, condition, figures) for condition in conditions(results)],
         whole=[figure for figure in figures if figure.condition is None],
+        claims=fit.claims,
+        several={name for name in ("data", "size") if results.runs[name].n_unique() > 1},
         scaling=[law.document for law in fit.scaling],
         by_size=fit.t50_by_size,
         sizes=results.runs["size"].n_unique(),
@@ -136,6 +141,23 @@ def _verdict(ceiling: SameCeiling) -> str:
     if ceiling.p_holm is not None and ceiling.p_holm < ALPHA:
         return "differ"
     return "not shown"
+
+
+def _figure(row: Claim) -> str:
+    """What was measured of a claim, with its interval and seeds."""
+    text = _times if isinstance(row.finding.statistic, RATIOS) else _minus
+    said = "no value yet" if row.value is None else text(row.value)
+    if row.ci is None:
+        said += ", no interval"
+    else:
+        low, high = (None if np.isinf(end) or (text is _times and end == 0) else text(end) for end in row.ci)
+        both = f"{low} to {high}" if low and high else f"above {low}" if low else f"below {high}"
+        said = f"95% interval {both}" if row.value is None else f"{said}, 95% interval {both}"
+    return f"{said}; n = {' and '.join(map(str, row.n))}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}×"
 
 
 def _minus(value: float) -> str:

@@ -293,7 +293,10 @@ def _fit_study(
 
         return design.proposals(fitted), show_laws.proposals
     return findings.as_json(fitted), lambda document: Group(
-        show.findings(document), show_laws.law_lines(document["scaling"]), show_laws.size_lines(document["t50_by_size"])
+        show.findings(document),
+        show_laws.claim_lines(document["findings"]),
+        show_laws.law_lines(document["scaling"]),
+        show_laws.size_lines(document["t50_by_size"]),
     )
 
 

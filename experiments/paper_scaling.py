@@ -2,6 +2,8 @@
 
 After arXiv 2606.15378: loss curves nearly overlap; perplexity on the tokens that need a long context differs early,
 most for the largest window, and comes together. paper_scaling_laptop.py is the same grid at a laptop's scale.
+
+    gridlaw plan experiments/paper_scaling.py --device H100 --devices 64 --mfu 0.4 --max-disk 2T
 """
 
 from analysis.measures.longppl import LongPPL

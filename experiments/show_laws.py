@@ -40,6 +40,22 @@ def law_lines(rows: list[Document]) -> RenderableType:
     return Group(Text(), lines)
 
 
+def claim_lines(rows: list[Document]) -> RenderableType:
+    """The study's own claims with their verdicts, a line each; nothing where it makes none."""
+    if not rows:
+        return Text()
+    lines = Table(box=None, pad_edge=False, header_style="bold")
+    lines.add_column("claim", ratio=1)
+    for name in ("verdict", "value", "95%", "claimed"):
+        lines.add_column(name, no_wrap=True)
+    places = {(row["data"], row["size"]) for row in rows}
+    for row in rows:
+        at = f" ({', '.join(filter(None, (row['data'], row['size'])))})" if len(places) > 1 else ""
+        ends = row["ci"] and "-".join("?" if end is None else f"{end:.3g}" for end in row["ci"])
+        lines.add_row(Text(row["claim"] + at), row["verdict"], _number(row["value"]), ends or "-", row["rule"])
+    return Group(Text(), lines)
+
+
 def size_lines(rows: list[Document]) -> RenderableType:
     """T50 over size, a line an arm; one line why where no arm has a law."""
     name = "group" if rows and "group" in rows[0] else "arm"
