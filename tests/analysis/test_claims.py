@@ -287,7 +287,7 @@ def test_the_report_says_what_was_claimed(write_study: Write) -> None:
         root,
         Finding(
             claim="A <large> window is late",
-            statistic=SpeedRatio(arm="swa-128", against="swa-8"),
+            statistic=late,
             above=1.1,
             paper="so",
         ),

@@ -44,6 +44,18 @@ FAULTS = {
     "learning rate that is not finite": ("learning_rate=0.02", 'learning_rate=float("nan")', ["learning_rate", "nan"]),
     "no seed": ("seeds=[0]", "seeds=[]", ["seeds", "empty", "at least one"]),
     "no arm": ("arms=[", "arms=[] and [", ["arms", "empty", "at least one"]),
+    "finding about an unknown arm": (
+        "seeds=[0],",
+        'seeds=[0], findings=[__import__("orchestrator.finding").finding.Finding(claim="so", above=1, statistic='
+        '{"kind": "metric ratio", "metric": "train/loss", "arm": "swa-9", "against": "full"})],',
+        ["study.py:", "findings.0.arm", "'swa-9'", "arms: full, swa"],
+    ),
+    "finding without a rule": (
+        "seeds=[0],",
+        'seeds=[0], findings=[__import__("orchestrator.finding").finding.Finding(claim="so", statistic='
+        '{"kind": "metric ratio", "metric": "train/loss", "arm": "swa", "against": "full"})],',
+        ["study.py:", "'so' has no rule", "give above, below or both"],
+    ),
     "name of MLflow's": ('name="tiny"', 'name="mlflow.db"', ["name", "mlflow.db", "choose another"]),
     "budget with a fraction": ("budgets=[4096]", "budgets=[1e5]", ["Study.budgets.0: 100000.0"]),
     "name of a path": ('name="tiny"', 'name="../tiny"', ["name", "../tiny"]),
