@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.data.recall import RecallLanguage
 from orchestrator.recipe import Recipe
-from orchestrator.study import PAPER_SIZES, Arm, Backbone, Machine, Size
+from orchestrator.study import PAPER_SIZES, Arm, Backbone, Evaluations, Machine, Size
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Scale:
     """windows: small, middle and large, of the efficient attention; the question is recall beyond the large one.
 
     narrow: tokens that efficient layers are limited to where the full ones are limited to the small window. sizes,
-    budgets, seeds: of the study of scaling. size, budget, repeats: those of the others, of one size whose seeds give
+    budgets, seeds, evaluations: of the study of scaling. size, budget, repeats: those of the others, of one size whose seeds give
     the intervals.
     """
 
@@ -27,6 +27,7 @@ class Scale:
     sizes: tuple[Size, ...]
     budgets: tuple[str, ...]
     seeds: tuple[int, ...]
+    evaluations: Evaluations
     size: Size
     budget: int | str
     repeats: tuple[int, ...]
@@ -64,6 +65,7 @@ PAPER = Scale(
     budgets=("100N", "200N", "300N", "400N", "500N", "1000N"),
     # One, as a grid of 210 cells has points enough for its laws; intervals are over sizes.
     seeds=(0,),
+    evaluations=Evaluations(),
     # The largest of at most 100M that 1:3 patterns fit (16 layers); five seeds, as some may never emerge.
     size=PAPER_SIZES["S3"],
     budget="500N",
@@ -112,6 +114,8 @@ LAPTOP = Scale(
     # In the proportions of the paper's. At a hundred times N these models would take a day.
     budgets=("2N", "4N", "6N", "8N", "10N", "20N"),
     seeds=(0,),
+    # A sixteenth of every budget would spend more on measuring than on training.
+    evaluations=Evaluations(every_tokens=64 * 8 * 256, checkpoints=3),
     size=Size(name="tiny", d_model=64, n_layers=4, n_heads=4, n_kv_heads=4, head_dim=16, d_ff=128),
     budget=900 * 8 * 256,
     repeats=(0, 1, 2, 3, 4),

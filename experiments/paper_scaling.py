@@ -27,6 +27,7 @@ def study_at(scale: Scale) -> Study:
         recipe=scale.recipe,
         backbone=scale.backbone,
         measures=[ValidationLoss(documents=32), LongPPL(), RecallByDistance(documents=32, edges=scale.windows)],
+        evaluations=scale.evaluations,
         machine=scale.machine_of(*scale.sizes),
         question=Question(capability=scale.capability, reference="full"),
         findings=[

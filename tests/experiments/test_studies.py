@@ -81,7 +81,7 @@ def test_the_papers_studies_plan_in_time(name: str, suffix: str, tmp_path: Path)
     # Recall is asked beyond what every window sees.
     reach = max(layer.window or 0 for cell in planned.cells for layer in cell.model.layers)
     assert study.question is not None and study.question.capability == f"recall/accuracy/beyond-{reach}"
-    # A twin has the same arms but for their windows; its work is a laptop's: an hour of two cores, 20,000 tokens/s each.
+    # A twin has the same arms but for their windows, and work for an hour of two cores at 20,000 tokens/s each.
     if suffix:
         kinds = [
             [re.sub(r"\d+", "W", arm.pattern) for arm in each.arms] for each in (study, load(STUDIES / f"{name}.py"))
