@@ -17,8 +17,8 @@ class Scale:
     """windows: small, middle and large, of the efficient attention; the question is recall beyond the large one.
 
     narrow: tokens that efficient layers are limited to where the full ones are limited to the small window. sizes,
-    budgets, seeds, evaluations: of the study of scaling. size, budget, repeats: those of the others, of one size whose seeds give
-    the intervals.
+    budgets, seeds, evaluations: of the study of scaling. size, budget, repeats: those of the others, of one size
+    whose seeds give the intervals.
     """
 
     suffix: str
