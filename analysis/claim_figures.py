@@ -80,7 +80,7 @@ def speed_ratio(asked: finding.SpeedRatio, told: Told, condition: Condition) -> 
     groups = [told.arms(names, condition) for names in (asked.arm, asked.against)]
     rows = [row for group in groups for row in group]
     why = _censored(rows)
-    if not why:
+    if not why or not all(row.seeds for row in rows):
         return of_contrast([[_logs(row) for row in group] for group in groups], True)
     sides = [[seed_bracket(seed) for row in group for seed in row.seeds] for group in groups]
     n = tuple(map(len, sides))
@@ -128,9 +128,11 @@ def within(asked: finding.Within, told: Told, condition: Condition) -> Figure:
 def over_label(asked: finding.Trend, told: Told, condition: Condition) -> Figure:
     """The slope of log T50 over log2 of the label: a contrast of the arms' means, or its censored likelihood."""
     rows = told.arms(list(asked.labels), condition)
+    if not rows or not all(row.seeds for row in rows):
+        return Figure(None, None, (sum(len(row.seeds) for row in rows),), True, why=("an arm has no finished seed",))
     doublings = np.log2([asked.labels[row.arm] for row in rows])
     n = (sum(len(row.seeds) for row in rows),)
-    if not n[0] or n[0] < FEWEST_IN_TREND:
+    if n[0] < FEWEST_IN_TREND:
         return Figure(None, None, n, True, why=(f"{n[0]} seeds: a trend needs {FEWEST_IN_TREND}",))
     if why := _censored(rows):
         seeds = [(seed_bracket(seed), x) for row, x in zip(rows, doublings, strict=True) for seed in row.seeds]
@@ -139,8 +141,6 @@ def over_label(asked: finding.Trend, told: Told, condition: Condition) -> Figure
         return Figure(slope.estimate, slope.ci, n, True, why=(*why, *none))
     away = doublings - doublings.mean()
     weights, logs = away / (away**2).sum(), [_logs(row) for row in rows]
-    if not all(logs):
-        return Figure(None, None, n, True, why=("an arm has no finished seed",))
     value, ci = contrast(logs, weights)
     samples = tuple(tuple(float(w * x) for x in arm) for arm, w in zip(logs, weights, strict=True) if w)
     return Figure(value, ci, n, True, samples, () if ci else ("an arm has one seed, or none varies: no interval",))

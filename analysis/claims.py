@@ -1,9 +1,10 @@
 """Claims written before the run, judged by the rule written with them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
 from analysis.arm_emergence import Condition, Emergence
 from analysis.claim_figures import FIGURES, Figure, Told
@@ -12,7 +13,7 @@ from analysis.laws.intervals import Interval
 from analysis.results import Results
 from analysis.seeds_needed import MOST, POWER, for_contrast
 from analysis.selection import conditions
-from orchestrator.finding import OVER_SIZES, Finding
+from orchestrator.finding import OVER_SIZES, Finding, arms_of, words
 
 ALPHA = 0.05
 Verdict = Literal["shown", "not shown", "undecided"]
@@ -48,8 +49,22 @@ def judge(results: Results, emergence: tuple[Emergence, ...], scaling: tuple[Fit
             if place not in seen and finding.data in (None, condition.data) and finding.size in (None, condition.size):
                 seen.add(place)
                 figure = FIGURES[finding.statistic.kind](finding.statistic, told, condition)
+                left = _unfinished(results, finding, place)
+                figure = replace(figure, why=(*figure.why, *left))
                 found.append(claim(finding, condition, place[1], figure, results.study["name"]))
     return tuple(found)
+
+
+def _unfinished(results: Results, finding: Finding, place: tuple[str, str | None]) -> tuple[str, ...]:
+    """A note where cells that the claim is about are not in its figure."""
+    arms = [arm for group in arms_of(finding.statistic).values() for arm in group]
+    cells = results.runs.filter(pl.col("arm").is_in(arms) & (pl.col("data") == place[0]))
+    if place[1] is not None:
+        cells = cells.filter(pl.col("size") == place[1])
+    states = [
+        f"{n} {state}" for state, n in cells["state"].value_counts().sort("state").iter_rows() if state != "finished"
+    ]
+    return (f"of {cells.height} cells not in it: {', '.join(states)}",) if states else ()
 
 
 def claim(finding: Finding, condition: Condition, size: str | None, figure: Figure, study: str = "STUDY") -> Claim:
@@ -87,7 +102,7 @@ def as_json(row: Claim) -> dict[str, Any]:
     return {
         "claim": row.finding.claim, "data": row.data, "size": row.size, "verdict": row.verdict, "value": row.value,
         "ci": ends, "n": list(row.n), "rule": row.finding.rule,
-        "statistic": row.finding.statistic.model_dump(mode="json"),
+        "figure": words(row.finding.statistic), "statistic": row.finding.statistic.model_dump(mode="json"),
         "decide": row.decide, "paper": row.finding.paper, "flags": list(row.flags),
     }  # fmt: skip
 

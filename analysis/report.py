@@ -23,7 +23,7 @@ from analysis.results import Results, collect
 from analysis.selection import conditions, finished
 from analysis.tables import ceiling_table, emergence_table, ratio_table, scaling_table, size_table
 from analysis.wording import ALPHA, capability_text, head_sentences, p_text, points_text, ratio_text, sentences
-from orchestrator.finding import RATIOS
+from orchestrator.finding import RATIOS, words
 from orchestrator.tuning import results as tuning_results
 
 NONE = "–"
@@ -61,6 +61,7 @@ def render(results: Results, fit: StudyFit, figures: Sequence[Drawn], tables: Se
         "p": lambda p: NONE if p is None else p_text(p).removeprefix("p = "),
         "verdict": _verdict,
         "figure": _figure,
+        "statistic": words,
         "flops": lambda value: f"{value:.3g}" if value else NONE,
         "flops_range": lambda ci: _range(ci, "{:.2g}".format),
         "loss": lambda value: NONE if value is None else f"{value:.3f}",
@@ -157,7 +158,7 @@ def _figure(row: Claim) -> str:
 
 
 def _times(value: float) -> str:
-    return f"{value:.3g}×"
+    return f"{value:.3f}×" if value < 10 else f"{value:.3g}×"  # a loss ratio needs its third decimal
 
 
 def _minus(value: float) -> str:

@@ -209,6 +209,25 @@ def check(
             )
 
 
+def words(asked: Any) -> str:
+    """A statistic read aloud: "T50 of swa-128 over that of swa-8"."""
+    arm, against = (", ".join(_as_group(getattr(asked, side, ()))) for side in ("arm", "against"))
+    if isinstance(asked, SpeedRatio):
+        return f"T50 of {arm} over that of {against}"
+    if isinstance(asked, EndLevel):
+        return f"Ceiling of {arm} less that of {against}"
+    if isinstance(asked, Difference):
+        return f"{asked.metric} of {arm} less that of {against}"
+    if isinstance(asked, Within):
+        return f"{asked.metric} less {asked.against_metric} in {arm}"
+    if isinstance(asked, Trend):
+        return f"Growth of T50 where the label doubles ({', '.join(f'{k}: {v:g}' for k, v in asked.labels.items())})"
+    if isinstance(asked, MetricRatio):
+        where = f", {asked.budget} budget" if asked.budget else ""
+        return f"{asked.metric} of {arm} over that of {against}{where}"
+    return f"{asked.power} of {arm} less that of {against}"
+
+
 def arms_of(asked: Any) -> dict[str, tuple[str, ...]]:
     """The arms of a statistic, by field."""
     if isinstance(asked, Trend):

@@ -134,6 +134,18 @@ def test_two_seeds_decide_nothing(write_study: Write) -> None:
     assert "2 seeds on one side" in row["flags"][0] and row["decide"].startswith("about 3 seeds")
 
 
+def test_an_arm_without_a_finished_seed_leaves_a_claim_open(write_study: Write) -> None:
+    lost = FakeArm("swa-128", (1.05, 1.06, 1.07), states=("failed",) * 3)
+    arms = (*ARMS[:2], lost, FakeArm("stuck", (None, None, 1.0, 1.1)))
+    rows = claimed(
+        write_study(arms),
+        Finding(claim="later", statistic=SpeedRatio(arm=("stuck", "swa-128"), against="swa-8"), above=1),
+        Finding(claim="lazier", statistic=Trend(labels=WINDOWS), above=1),
+    )
+    assert all(row["verdict"] == "undecided" and row["value"] is None for row in rows)
+    assert all("3 failed" in row["flags"][-1] and "no " in row["flags"][-2] for row in rows)
+
+
 def test_a_study_without_findings_has_none(write_study: Write) -> None:
     assert as_json(fit_study(write_study(), "laziness"))["findings"] == []
 
@@ -296,5 +308,6 @@ def test_the_report_says_what_was_claimed(write_study: Write) -> None:
     html = report.write(root, "laziness").read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", html.split("What was claimed before the run")[1]))
     assert "A &lt;large&gt; window is late" in text
-    assert re.search(r"Speed ratio 1\.7\d×, 95% interval 1\.\d+× to 1\.\d+×; n = 4 and 4\. Claimed: above 1\.1\.", text)
+    assert "T50 of swa-128 over that of swa-8: 1.7" in text
+    assert re.search(r"×, 95% interval 1\.\d{3}× to 1\.\d{3}×; n = 4 and 4\. Claimed: above 1\.1\.", text)
     assert "The paper: so." in text and "Would decide it: " in text
