@@ -10,7 +10,7 @@ from analysis.measures.longppl import LongPPL
 from analysis.measures.recall import RecallByDistance
 from analysis.measures.validation import ValidationLoss
 from experiments.paper import PAPER, Scale
-from orchestrator.finding import Finding, LawDifference, MetricRatio
+from orchestrator.finding import Finding, MetricRatio
 from orchestrator.study import Arm, Question, Study
 
 
@@ -54,12 +54,7 @@ def study_at(scale: Scale) -> Study:
                 below=1.05,
                 paper="the gaps close with training",
             ),
-            Finding(
-                claim="Loss falls with tokens by the same exponent in both",
-                statistic=LawDifference(power="beta", arm=large, against=small),
-                above=-0.05,
-                below=0.05,
-            ),
+            # Exponents are not claimed: five trunks of one seed are too few for their intervals (LawDifference needs 8).
         ],
         notes=scale.notes,
     )
