@@ -54,7 +54,7 @@ def study_at(scale: Scale) -> Study:
                 below=1.05,
                 paper="the gaps close with training",
             ),
-            # Exponents are not claimed: five trunks of one seed are too few for their intervals (LawDifference needs 8).
+            # Exponents are not claimed: five trunks are too few for their intervals; LawDifference needs 8.
         ],
         notes=scale.notes,
     )
