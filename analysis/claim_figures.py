@@ -66,12 +66,12 @@ def of_contrast(sides: Sequence[Sequence[Sequence[float]]], ratio: bool, why: Se
 
 
 def of_pairs(values: Sequence[float], ratio: bool, what: str) -> Figure:
-    """Mean of paired differences. what: the pairs, in words."""
+    """Mean of paired differences. what: the pairs, in words, plural."""
     if not values:
-        return Figure(None, None, (0,), ratio, why=(f"no {what} has both values",))
+        return Figure(None, None, (0,), ratio, why=(f"no {what} with both values",))
     ci, why = mean_interval(values), tuple[str, ...]()
     if len(values) < FEWEST_PAIRS:
-        ci, why = None, (f"{len(values)} {what}s: below {FEWEST_PAIRS} chance alone looks like a finding",)
+        ci, why = None, (f"{len(values)} {what}: below {FEWEST_PAIRS} chance alone looks like a finding",)
     return Figure(float(np.mean(values)), ci, (len(values),), ratio, (tuple(values),), why)
 
 
@@ -122,7 +122,7 @@ def within(asked: finding.Within, told: Told, condition: Condition) -> Figure:
         for seed in one.keys() & two.keys():
             by_seed.setdefault(seed, []).append(one[seed] - two[seed])
     whole = [float(np.mean(values)) for _, values in sorted(by_seed.items()) if len(values) == len(asked.arm)]
-    return of_pairs(whole, False, "seed")
+    return of_pairs(whole, False, "seeds")
 
 
 def over_label(asked: finding.Trend, told: Told, condition: Condition) -> Figure:
@@ -166,7 +166,7 @@ def metric_ratio(asked: finding.MetricRatio, told: Told, condition: Condition) -
     ]
     pairs = sides[0].join(sides[1], on=("size", "seed", "rank")).with_columns(apart=pl.col("log") - pl.col("log_right"))
     values = pairs.group_by("size", "seed").agg(pl.col("apart").mean()).sort("size", "seed")["apart"].to_list()
-    return of_pairs(values, True, "pair of size and seed")
+    return of_pairs(values, True, "pairs of size and seed")
 
 
 def law_difference(asked: finding.LawDifference, told: Told, condition: Condition) -> Figure:

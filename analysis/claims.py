@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from analysis.arm_emergence import Condition, Emergence
-from analysis.claim_figures import FIGURES, Figure, Told
+from analysis.claim_figures import FEWEST_PAIRS, FIGURES, Figure, Told
 from analysis.law_document import Fitted
 from analysis.laws.intervals import Interval
 from analysis.results import Results
@@ -116,6 +116,7 @@ def _decide(figure: Figure, above: float | None, below: float | None, study: str
     seeds = for_contrast(figure.samples, min(away), ALPHA)
     if seeds is None:
         return f"not even {MOST} {unit}, if what was measured is the truth"
+    seeds = max(seeds, FEWEST_PAIRS) if pairs else seeds
     return f"about {seeds} {unit} with {100 * POWER:.0f}% power, if what was measured is the truth"
 
 
