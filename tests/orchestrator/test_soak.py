@@ -29,8 +29,12 @@ SEED = int(os.environ.get("GRIDLAW_SOAK_SEED", "0"))
 
 
 def test_random_kills_change_nothing(
-    make_study: Callable[..., Path], tmp_path: Path, unbroken: Path, capfd: pytest.CaptureFixture[str]
+    make_study: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    study, unbroken = make_study(seeds=(0, 1, 2), steps=600), tmp_path / "unbroken"
+    command = Command(study, unbroken)
+    output = command.ends()
+    assert command.process.returncode == 0, output
     chance = random.Random(SEED)
     killed: Counter[str] = Counter()
     rounds = 0
@@ -41,7 +45,7 @@ def test_random_kills_change_nothing(
         server = Server(root)
         server.start()
         try:
-            _a_round(make_study(), root, server, chance, killed)
+            _a_round(study, root, server, chance, killed)
         finally:
             server.send(signal.SIGKILL)
         assert losses(root) == losses(unbroken)
@@ -58,7 +62,7 @@ def _a_round(study: Path, root: Path, server: Server, chance: random.Random, kil
         command = Command(study, root, "--tracking-uri", server.uri)
         while command.process.poll() is None and killed.total() < KILLS:
             victim = chance.choice(("worker", "worker", "driver", "server"))
-            _wait(command, chance.uniform(0, 12))
+            _wait(command, chance.uniform(0, 6))
             if victim == "worker" and (workers := command.workers()):
                 try:
                     chance.choice(workers).kill()
